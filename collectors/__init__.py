@@ -1,0 +1,17 @@
+"""Collectors: one file a source, bytes in, Arrow batches out."""
+
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
+from xtune.collectors._registry import all_collectors, claim_best
+
+__all__ = [
+    "Collector",
+    "Context",
+    "Item",
+    "Note",
+    "Reject",
+    "RowBuffer",
+    "Rows",
+    "Source",
+    "all_collectors",
+    "claim_best",
+]

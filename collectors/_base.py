@@ -1,0 +1,180 @@
+"""The contract of a collector: bytes in, Arrow batches and rejects out.
+
+A collector is one module of this folder that defines ``COLLECTOR``, an instance of a subclass of
+:class:`Collector`. Modules whose name starts with an underscore are helpers. Values stay raw
+(kernel names, kernel units); conversion happens in SQL, once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from xtune.tables import TABLES
+
+HEAD_BYTES = 65536
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What the user says that a file does not.
+
+    Attributes:
+        host, job, run, rank: Whose data it is, used only where the content does not say.
+        tz: IANA zone for local times without one; without it such times are null and counted.
+        time_from: ``mtime``, ``name`` or ``now`` for files without times, else null times.
+        column_map: xtune's column -> the file's, for CSV and JSONL (``loss=train/loss``).
+        labels: Put into ``labels`` of each row.
+        now_ns: The clock, nanoseconds since the epoch, UTC.
+    """
+
+    host: str | None = None
+    job: str | None = None
+    run: str | None = None
+    rank: int | None = None
+    tz: str | None = None
+    time_from: str | None = None
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    now_ns: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input: a file or a folder that a collector claims whole (a sysfs tree).
+
+    Attributes:
+        path: Where the bytes are.
+        name: How to call it in messages (as the user typed it, or the path below that).
+    """
+
+    path: Path
+    name: str
+
+    def open(self) -> io.BufferedReader | gzip.GzipFile:
+        """Open for reading bytes; gzip is undone by content, whatever the name says."""
+        raw = self.path.open("rb")
+        if raw.peek(2)[:2] == GZIP_MAGIC:
+            return gzip.GzipFile(fileobj=raw)
+        return raw
+
+    def head(self) -> bytes:
+        """The first HEAD_BYTES of the (decompressed) content; empty for a folder."""
+        if self.path.is_dir():
+            return b""
+        with self.open() as stream:
+            return stream.read(HEAD_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows for one table. ``source`` may be left out: the writer fills it."""
+
+    table: str
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One piece of an input that could not be read.
+
+    Attributes:
+        offset: Where: ``byte 4711``, ``line 12``, ``mlx5_0/ports/1/counters/VL15_dropped``.
+        reason: What is wrong with it.
+        hint: What to do about it.
+    """
+
+    offset: str
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a user should know that loses no data: ``12 times without a zone: null``.
+
+    ``count`` is summed over notes of one ``text`` in the summary.
+    """
+
+    text: str
+    count: int = 1
+
+
+Item = Rows | Reject | Note
+
+
+class Collector(ABC):
+    """Base of all collectors."""
+
+    #: Name on the command line (``--kind``), equal to the module's name.
+    name: ClassVar[str]
+    #: One line for ``xtune collect --list``.
+    title: ClassVar[str]
+    #: Rises when the rows made from the same bytes change.
+    version: ClassVar[int] = 1
+
+    @abstractmethod
+    def claim(self, path: Path, head: bytes) -> float:
+        """Confidence (0 no .. 1 certain) that this collector reads ``path``.
+
+        Decides by content: ``head`` is the first bytes after gzip, empty for a folder. For a
+        folder the collector may look inside, cheaply. Never raises.
+        """
+
+    @abstractmethod
+    def read(self, source: Source, context: Context) -> Iterator[Item]:
+        """Yield rows in batches, rejects and notes; memory does not grow with the file.
+
+        Raises nothing for bad content: a bad piece is a :class:`Reject`, and what is good beside
+        it is kept.
+        """
+
+
+class RowBuffer:
+    """Collects rows of one table as columns and hands out batches of the table's schema."""
+
+    def __init__(self, table: str, context: Context, capacity: int = 16384) -> None:
+        self.table = table
+        schema = TABLES[table].schema
+        self._schema = pa.schema([f for f in schema if f.name != "source"])
+        self._names = set(self._schema.names)
+        self._capacity = capacity
+        self._rows: list[dict[str, Any]] = []
+        self._labels = dict(context.labels)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add one row; absent columns are null, ``extra`` and ``labels`` are dicts.
+
+        Raises:
+            KeyError: A column that the table does not have (a bug of the collector).
+        """
+        unknown = row.keys() - self._names
+        if unknown:
+            raise KeyError(f"{self.table} has no column {sorted(unknown)}")
+        labels = row.get("labels")
+        if self._labels or labels:
+            row["labels"] = list({**(labels or {}), **self._labels}.items())
+        extra = row.get("extra")
+        if extra is not None:
+            row["extra"] = list(extra.items()) or None
+        self._rows.append(row)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to :meth:`flush`."""
+        return len(self._rows) >= self._capacity
+
+    def flush(self) -> Iterator[Rows]:
+        """Yield what is held as one batch, if anything, and start anew."""
+        if self._rows:
+            batch = pa.RecordBatch.from_pylist(self._rows, schema=self._schema)
+            self._rows = []
+            yield Rows(self.table, batch)

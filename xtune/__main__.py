@@ -1,0 +1,7 @@
+"""``python -m xtune``."""
+
+import sys
+
+from xtune.cli import main
+
+sys.exit(main())
