@@ -1,0 +1,271 @@
+"""The decision arithmetic: one formula, one place.
+
+Plain functions of scalars (and of 1-D windows), without Python objects, so that the scalar
+objects of the engine call them and ``numba.njit`` compiles the very same function objects for a
+simulator's kernel. Neither fused nor reordered arithmetic: both give the same bits. None calls
+another, since numba cannot compile a call to a plain function.
+
+Conventions: an unknown value is NaN, never 0; a blacklisted path is worth ``inf``; slopes are per
+nanosecond; times are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NAN = float("nan")
+MOVE_BURST = 2.0  # moves that a flow may have saved up; more would let a quiet flow flap later
+HASH_MASK = 0x7FFFFFFF
+
+
+def holt_update(
+    level: float, slope: float, reading: float, dt_ns: int, level_gain: float, slope_gain: float
+) -> tuple[float, float]:
+    """Holt's linear exponential smoothing for readings at irregular intervals.
+
+    The first reading gives the level (slope unknown, NaN), the second the slope, as usual for
+    Holt's method; a missing (NaN) or late (``dt_ns < 0``) reading changes nothing. Two readings
+    of one instant smooth the level alone.
+
+    Args:
+        level: Smoothed level at the last reading, NaN before the first.
+        slope: Smoothed slope per ns, NaN before the second.
+        reading: The new reading, NaN where it is missing.
+        dt_ns: Time since the last reading that was not missing.
+        level_gain: Weight of the reading against the prediction, 0..1.
+        slope_gain: Weight of the newest slope, 0..1.
+
+    Returns:
+        Level at the new reading, and slope per ns.
+    """
+    if reading != reading or dt_ns < 0:
+        return level, slope
+    if level != level:
+        return reading, NAN
+    if dt_ns == 0:
+        return level + level_gain * (reading - level), slope
+    if slope != slope:
+        return reading, (reading - level) / dt_ns
+    predicted = level + slope * dt_ns
+    updated = predicted + level_gain * (reading - predicted)
+    return updated, slope + slope_gain * ((updated - level) / dt_ns - slope)
+
+
+def ewma_update(level: float, reading: float, gain: float) -> float:
+    """Exponentially weighted mean; a missing (NaN) reading changes nothing.
+
+    Args:
+        level: The mean so far, NaN before the first reading.
+        reading: The new reading.
+        gain: Weight of the reading, 0..1.
+
+    Returns:
+        The new mean.
+    """
+    if reading != reading:
+        return level
+    if level != level:
+        return reading
+    return level + gain * (reading - level)
+
+
+def window_slope(values: Sequence[float], times_ns: Sequence[int], count: int) -> float:
+    """Slope per ns of the least-squares line through the first ``count`` readings of a window.
+
+    The order of the readings does not matter, so a ring buffer is passed as it lies.
+
+    Args:
+        values: Readings, none of them missing.
+        times_ns: Their times.
+        count: How many of them are filled.
+
+    Returns:
+        The slope; NaN with fewer than two instants.
+    """
+    if count < 2:
+        return NAN
+    origin = times_ns[0]
+    mean_t = 0.0
+    mean_v = 0.0
+    for i in range(count):
+        mean_t += times_ns[i] - origin
+        mean_v += values[i]
+    mean_t /= count
+    mean_v /= count
+    square = 0.0
+    product = 0.0
+    for i in range(count):
+        offset = (times_ns[i] - origin) - mean_t
+        square += offset * offset
+        product += offset * (values[i] - mean_v)
+    if square == 0.0:
+        return NAN
+    return product / square
+
+
+def forecast_peak(level: float, slope: float, horizon_ns: int) -> float:
+    """The highest value on a straight line from the last reading to the horizon.
+
+    Args:
+        level: Value at the last reading, NaN if unknown.
+        slope: Per ns; unknown (NaN) counts as flat.
+        horizon_ns: How far ahead.
+
+    Returns:
+        The peak, NaN if the level is unknown.
+    """
+    if slope > 0.0:
+        return level + slope * horizon_ns
+    return level
+
+
+def crosses(level: float, slope: float, horizon_ns: int, threshold: float) -> bool:
+    """Is the threshold reached now or within the horizon? An unknown level never is.
+
+    Args:
+        level: Value at the last reading, NaN if unknown.
+        slope: Per ns; unknown (NaN) counts as flat.
+        horizon_ns: How far ahead.
+        threshold: The value that counts as reached.
+
+    Returns:
+        True if the line reaches the threshold.
+    """
+    peak = level + slope * horizon_ns if slope > 0.0 else level
+    return peak >= threshold
+
+
+def choose_binary(
+    primary_forecast: float,
+    alternative_forecast: float,
+    on_alternative: bool,
+    enter: float,
+    exit: float,
+    cold: float,
+    since_move_ns: int,
+    hold_ns: int,
+    budget: float,
+) -> bool:
+    """The binary choice between a primary path and its alternative.
+
+    A flow leaves its primary only on a warning and only for a cold alternative; it returns when
+    the primary is below ``exit``, or when the alternative is warned and worse than the primary,
+    or when nothing is known of the alternative and the primary is not warned. In between, and
+    during the hold after a move, and without budget, it stays where it is.
+
+    Args:
+        primary_forecast: Peak forecast of the primary, NaN if unknown.
+        alternative_forecast: Peak forecast of the alternative, NaN if unknown.
+        on_alternative: Where the flow is now.
+        enter: A forecast at or above it is a warning.
+        exit: Back on the primary below it.
+        cold: An alternative must be below it.
+        since_move_ns: Time since the last move.
+        hold_ns: Least time between two moves.
+        budget: Moves the flow may still make; one is needed.
+
+    Returns:
+        True to use the alternative.
+    """
+    if since_move_ns < hold_ns or budget < 1.0:
+        return on_alternative
+    if not on_alternative:
+        return primary_forecast >= enter and alternative_forecast < cold
+    if primary_forecast < exit:
+        return False
+    if alternative_forecast != alternative_forecast:
+        return primary_forecast >= enter
+    return not (alternative_forecast >= enter and primary_forecast < alternative_forecast)
+
+
+def budget_refill(budget: float, dt_ns: int, moves_per_ms: float, burst: float) -> float:
+    """A flow's move budget after some time (a token bucket; a move costs 1).
+
+    Args:
+        budget: Moves left at the last refill.
+        dt_ns: Time since then.
+        moves_per_ms: Refill rate.
+        burst: The most that can be saved up.
+
+    Returns:
+        Moves left now.
+    """
+    filled = budget + dt_ns * (moves_per_ms * 1e-6)
+    return burst if filled > burst else filled
+
+
+def strike_update(
+    strikes: int,
+    answers: int,
+    blacklisted: bool,
+    lost: bool,
+    strike_limit: int,
+    readmit_answers: int,
+) -> tuple[int, int, bool]:
+    """Blacklist state after one probe: lost several times in a row out, answered several back in.
+
+    Args:
+        strikes: Probes lost in a row.
+        answers: Probes answered in a row since the blacklisting.
+        blacklisted: State before the probe.
+        lost: Whether this probe timed out.
+        strike_limit: Losses in a row that blacklist.
+        readmit_answers: Answers in a row that re-admit.
+
+    Returns:
+        Strikes, answers and state after the probe.
+    """
+    if lost:
+        strikes += 1
+        return strikes, 0, blacklisted or strikes >= strike_limit
+    if not blacklisted:
+        return 0, 0, False
+    answers += 1
+    if answers >= readmit_answers:
+        return 0, 0, False
+    return 0, answers, True
+
+
+def level_update(
+    level: int,
+    value: float,
+    enter: tuple[float, float, float],
+    exit: tuple[float, float, float],
+) -> int:
+    """Congestion level 0..3 with hysteresis; an unknown value (NaN) leaves it as it is.
+
+    Args:
+        level: Level so far.
+        value: What is compared, for example a slowdown.
+        enter: Level i + 1 is reached at or above ``enter[i]``.
+        exit: Level i + 1 is left below ``exit[i]``; each under its ``enter``.
+
+    Returns:
+        The new level.
+    """
+    while level < 3 and value >= enter[level]:
+        level += 1
+    while level > 0 and value < exit[level - 1]:
+        level -= 1
+    return level
+
+
+def hash31(a: int, b: int) -> int:
+    """A well-mixed hash of two non-negative integers, the same in Python and in int64.
+
+    Every product stays under 2**62, so fixed-width integers do not overflow. Multipliers: two of
+    the 32-bit mixers found by C. Wellons' hash prospector, and Knuth's multiplicative constant.
+
+    Args:
+        a: First integer.
+        b: Second integer.
+
+    Returns:
+        An integer in 0..2**31 - 1.
+    """
+    x = (a ^ ((b & HASH_MASK) * 1640531527)) & HASH_MASK
+    x ^= x >> 15
+    x = (x * 0x2C1B3C6D) & HASH_MASK
+    x ^= x >> 12
+    x = (x * 0x297A2D39) & HASH_MASK
+    return x ^ (x >> 15)
