@@ -1,0 +1,199 @@
+"""Bytes on the wire, sent per rank: the one place where they are computed.
+
+Codec, simulator and studies share these formulas; the codec's tests hold the real buffers against
+them to the byte. Counted: codes, scales, bitmaps, indices, headers, padding, side collectives.
+Not counted: framing of the link layer and of the transport.
+
+A bucket is reduced in two phases. Blocks of ``block`` elements, which never straddle two layers,
+are dealt out to the ranks in turn over the whole model, so that the rank that sums a block depends
+neither on the bucket a layer happens to be in nor on its bits. Each rank sends one message to
+every other rank in both phases, all of one size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+HEADER_BYTES = 32
+SCALE_BYTES = 2  # bf16
+DENSE_BITS = 16  # "bits" of a layer that travels as bf16
+BF16_BYTES = 2
+FP32_BYTES = 4
+INDEX_BYTES = 4
+SIDE_BYTES = 8  # one float64 of the side all-reduce
+MIB = 1 << 20
+
+
+def ring_bytes(payload_bytes: int, world: int) -> int:
+    """Bytes one rank sends in a ring all-reduce: 2 (N-1)/N of the payload, rounded up."""
+    return -(-2 * (world - 1) * payload_bytes // world)
+
+
+def dense_bytes(elements: int, world: int, element_bytes: int) -> int:
+    """Bytes one rank sends to all-reduce ``elements`` values without compression."""
+    return ring_bytes(elements * element_bytes, world)
+
+
+def side_bytes(values: int, world: int) -> int:
+    """Bytes one rank sends in the small all-reduce of one regulation period."""
+    return ring_bytes(values * SIDE_BYTES, world)
+
+
+def effective_bits(elements: int, bits: int, dense_below: int) -> int:
+    """The bits a layer really gets: small tensors travel in bf16 whatever the plan says."""
+    return DENSE_BITS if elements < dense_below else bits
+
+
+def blocks(elements: int, block: int) -> int:
+    """Blocks of one layer; its last one is padded with zeros."""
+    return -(-elements // block)
+
+
+def code_bytes(bits: int, block: int) -> int:
+    """Bytes of one block's codes."""
+    return block * bits // 8
+
+
+def block_bases(
+    layer_elements: Sequence[int], *, world: int, block: int, dense_below: int
+) -> tuple[int, ...]:
+    """The rank that owns each layer's first block; block ``j`` belongs to ``(base + j) % world``.
+
+    The count runs over the layers in model order; layers that are always dense take no blocks.
+    """
+    bases = []
+    total = 0
+    for elements in layer_elements:
+        bases.append(total % world)
+        if elements >= dense_below:
+            total += blocks(elements, block)
+    return tuple(bases)
+
+
+def owned_blocks(count: int, base: int, world: int) -> np.ndarray:
+    """How many of a layer's ``count`` blocks each rank owns: int64 of shape (world,)."""
+    owned = np.full(world, count // world, dtype=np.int64)
+    owned[(base + np.arange(count % world)) % world] += 1
+    return owned
+
+
+def payload_bytes(
+    elements: Sequence[int], bits: Sequence[int], bases: Sequence[int], *, world: int, block: int
+) -> int:
+    """Bytes of one rank's share of a bucket, without header: codes, scales, padding, bf16 part.
+
+    Args:
+        elements: of each layer of the bucket.
+        bits: effective bits of each layer (16: bf16).
+        bases: first owner of each layer, from :func:`block_bases`.
+        world: ranks.
+        block: elements that share a scale.
+    """
+    owned: dict[int, np.ndarray] = {}
+    dense = 0
+    for count, width, base in zip(elements, bits, bases, strict=True):
+        if width == DENSE_BITS:
+            dense += count
+            continue
+        share = owned_blocks(blocks(count, block), base, world)
+        owned[width] = owned[width] + share if width in owned else share
+    total = -(-dense // world) * BF16_BYTES
+    for width, share in owned.items():
+        total += int(share.max()) * (code_bytes(width, block) + SCALE_BYTES)
+    return total
+
+
+def two_phase_bytes(payload: int, world: int) -> int:
+    """Bytes one rank sends for one bucket: a header and a share to each other rank, twice."""
+    return 2 * (world - 1) * (HEADER_BYTES + payload)
+
+
+def control_bytes(world: int) -> int:
+    """Bytes of one bucket's header round, which opens every mode."""
+    return (world - 1) * HEADER_BYTES
+
+
+def ddp_buckets(
+    layer_elements: Sequence[int],
+    *,
+    element_bytes: int = FP32_BYTES,
+    cap_bytes: int = 25 * MIB,
+    first_cap_bytes: int = MIB,
+) -> list[list[int]]:
+    """Layer indices of each bucket, as torch DDP builds them: last layer first."""
+    buckets: list[list[int]] = []
+    current: list[int] = []
+    size = 0
+    for index in reversed(range(len(layer_elements))):
+        current.append(index)
+        size += layer_elements[index] * element_bytes
+        if size >= (cap_bytes if buckets else first_cap_bytes):
+            buckets.append(current)
+            current, size = [], 0
+    if current:
+        buckets.append(current)
+    return buckets
+
+
+def plan_wire_bytes(
+    layer_elements: Sequence[int],
+    bits: Sequence[int],
+    world: int,
+    block: int = 256,
+    *,
+    dense_below: int = 4096,
+    buckets: Sequence[Sequence[int]] | None = None,
+) -> int:
+    """Bytes one rank sends in one iteration under a plan of bits per layer (16: bf16).
+
+    Args:
+        layer_elements: elements of each layer, model order.
+        bits: planned bits of each layer, same order.
+        world: ranks; with one rank nothing is sent.
+        block: elements that share a scale.
+        dense_below: smaller layers travel in bf16.
+        buckets: layer indices of each bucket; default: as DDP would build them.
+    """
+    if world == 1:
+        return 0
+    bases = block_bases(layer_elements, world=world, block=block, dense_below=dense_below)
+    total = 0
+    for bucket in ddp_buckets(layer_elements) if buckets is None else buckets:
+        sizes = [layer_elements[i] for i in bucket]
+        widths = [effective_bits(layer_elements[i], bits[i], dense_below) for i in bucket]
+        payload = payload_bytes(
+            sizes, widths, [bases[i] for i in bucket], world=world, block=block
+        )
+        total += two_phase_bytes(payload, world)
+    return total
+
+
+def kept_elements(elements: int, keep_share: float) -> int:
+    """Elements that mode ``drop`` keeps of a bucket: at least one."""
+    return max(1, min(elements, round(elements * keep_share)))
+
+
+def drop_payload_bytes(elements: int, keep_share: float) -> int:
+    """Bytes of one rank's kept values: bf16, with a bitmap or 32-bit indices, the shorter."""
+    kept = kept_elements(elements, keep_share)
+    return kept * BF16_BYTES + min(-(-elements // 8), kept * INDEX_BYTES)
+
+
+def drop_wire_bytes(elements: int, keep_share: float, world: int) -> int:
+    """Bytes one rank sends for one bucket in mode ``drop``: an all-gather, growing with the world.
+
+    In a ring all-gather each rank passes on what N-1 ranks contributed.
+    """
+    return control_bytes(world) + (world - 1) * drop_payload_bytes(elements, keep_share)
+
+
+def dense_bucket_bytes(elements: int, element_bytes: int, world: int) -> int:
+    """Bytes one rank sends for one bucket in mode ``dense``: header round and ring all-reduce."""
+    return control_bytes(world) + dense_bytes(elements, world, element_bytes)
+
+
+def saved_share(wire_bytes: int, dense: int) -> float | None:
+    """Compression ratio, 1 - wire / dense; None before anything would have been sent."""
+    return 1.0 - wire_bytes / dense if dense else None
