@@ -1,0 +1,91 @@
+"""The command line. Commands import what is heavy inside their bodies."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from xtune import __version__
+from xtune.errors import XtuneError
+
+app = typer.Typer(
+    name="xtune",
+    help="Congestion episodes from cluster telemetry, and a tuned routing and compression policy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS = (
+    "collect",
+    "rebuild",
+    "episodes",
+    "query",
+    "calibrate",
+    "simulate",
+    "tune",
+    "export",
+    "report",
+    "prune",
+    "doctor",
+    "config",
+    "demo",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"xtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Root of all commands."""
+
+
+def _register() -> None:
+    from importlib import import_module
+
+    for name in COMMANDS:
+        module = import_module(f"xtune.cli.{name}")
+        app.command(name, no_args_is_help=False)(module.run)
+
+
+_register()
+
+
+def main() -> int:
+    """Entry point: known errors are one line on stderr, exit status as documented."""
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (xtune query | head): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except XtuneError as error:
+        if debug:
+            raise
+        print(f"xtune: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"xtune: {text} (a bug of xtune's: --debug shows where)", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,90 @@
+"""Options and small helpers that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xtune.config import Config
+from xtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from xtune.lake import Lake
+
+LakeOption = Annotated[
+    str | None, typer.Option("--lake", help="Folder of the lake.", show_default="./lake")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit status 3 where input was rejected.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes.")]
+SinceOption = Annotated[str | None, typer.Option("--since", help="From this time (RFC 3339).")]
+UntilOption = Annotated[str | None, typer.Option("--until", help="Until this time (RFC 3339).")]
+
+
+def config() -> Config:
+    """Settings of this directory and environment."""
+    return Config(Path.cwd(), os.environ)
+
+
+def open_lake(flag: str | None, *, create: bool = False) -> Lake:
+    """The lake that flag, environment, file or default name."""
+    from xtune.lake import Lake
+
+    return Lake.open(Path(config().get("lake", flag).value), create=create)
+
+
+def parse_time(text: str | None, option: str) -> datetime | None:
+    """An RFC 3339 time or a date; without a zone it is UTC.
+
+    Raises:
+        UsageError: Not a time.
+    """
+    from datetime import UTC, datetime
+
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {text!r} is not a time", "2026-01-31T12:00:00Z") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def parse_pairs(items: list[str] | None, option: str) -> dict[str, str]:
+    """``["a=b"]`` as a dict.
+
+    Raises:
+        UsageError: An item without ``=``.
+    """
+    pairs: dict[str, str] = {}
+    for item in items or []:
+        key, found, value = item.partition("=")
+        if not found or not key:
+            raise UsageError(f"{option}: {item!r} is not of the form name=value")
+        pairs[key] = value
+    return pairs
+
+
+def parse_duration_s(text: str, option: str) -> float:
+    """``500ms``, ``1s``, ``5m``, ``2h``, ``30d`` or plain seconds, in seconds.
+
+    Raises:
+        UsageError: Not a positive duration.
+    """
+    import re
+
+    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise UsageError(f"{option}: {text!r} is not a duration", "500ms, 1s, 5m, 2h or 30d")
+    return float(match[1]) * units[match[2]]
