@@ -1,0 +1,176 @@
+"""Finds and reads InfiniBand devices in a sysfs tree, live or copied.
+
+Layout: ``<devices>/<device>/ports/<n>/{counters,hw_counters,counters_ext,rate,state,...}``
+(Linux ``Documentation/ABI/stable/sysfs-class-infiniband``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xtune.collectors._base import Reject
+from xtune.collectors._ib import U64_MAX
+from xtune.collectors._ib_text import clip
+
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PORT_MARKS = ("counters", "hw_counters", "counters_ext", "rate", "state", "link_layer")
+_MAX_BYTES = 4096  # sysfs gives at most a page
+_MAX_ENTRIES = 1024
+_SEARCH_DEPTH = 6
+
+Reader = Callable[[Path], bytes]
+
+
+@dataclass(slots=True)
+class Port:
+    """One port as read: raw counters by directory and file name, attributes by file name."""
+
+    device: str
+    number: int
+    attributes: dict[str, str]
+    counters: dict[str, int] = field(default_factory=dict)
+    hw_counters: dict[str, int] = field(default_factory=dict)
+    counters_ext: dict[str, int] = field(default_factory=dict)
+    pci: str | None = None
+    netdev: str | None = None
+    read_ns: int | None = None
+
+
+def entries(folder: Path) -> list[str]:
+    """Names in a folder, sorted, at most 1,024; empty where it cannot be listed."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(entry.name for entry, _ in zip(found, range(_MAX_ENTRIES), strict=False))
+    except (OSError, ValueError):
+        return []
+
+
+def is_device(folder: Path) -> bool:
+    """Whether a folder is one device: it has a numbered port with something of a port in it."""
+    return any(
+        any(mark in _PORT_MARKS for mark in entries(folder / "ports" / name))
+        for name in entries(folder / "ports")
+        if name.isascii() and name.isdigit()
+    )
+
+
+def device_folders(root: Path) -> list[Path]:
+    """Devices of a root in one of the shapes that are claimed: a device, devices, or ``/sys``."""
+    if is_device(root):
+        return [root]
+    for place in (root, root / "class" / "infiniband"):
+        found = [place / name for name in entries(place) if is_device(place / name)]
+        if found:
+            return found
+    return []
+
+
+def search_devices(root: Path, depth: int = _SEARCH_DEPTH) -> list[Path]:
+    """Devices in or below a root; links to folders are not followed on the way down."""
+    found = device_folders(root)
+    if found or depth == 0:
+        return found
+    for name in entries(root):
+        child = root / name
+        if child.is_dir() and not child.is_symlink():
+            found += search_devices(child, depth - 1)
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """Up to a page of a regular file.
+
+    Raises:
+        OSError: As sysfs gives it: EINVAL, EOPNOTSUPP, EACCES, or not a regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("not a regular file")
+        return os.read(handle, _MAX_BYTES)
+    finally:
+        os.close(handle)
+
+
+def _attribute(path: Path, reader: Reader) -> str | None:
+    try:
+        return reader(path).decode("utf-8", "replace").strip() or None
+    except OSError:
+        return None
+
+
+def _counter(path: Path, place: str, reader: Reader) -> int | Reject:
+    try:
+        text = reader(path).decode("utf-8", "replace").strip()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Reject(place, f"cannot be read: {reason}", "this counter is unknown, others count")
+    if text.isascii() and text.isdigit() and int(text) <= U64_MAX:
+        return int(text)
+    return Reject(place, f"not a counter: {clip(text)!r}", "this counter is unknown, others count")
+
+
+def _pci_and_netdev(folder: Path, port: int, reader: Reader) -> tuple[str | None, str | None]:
+    try:
+        address = (folder / "device").resolve().name
+    except (OSError, RuntimeError):
+        address = ""
+    netdev = _attribute(folder / "ports" / str(port) / "gid_attrs" / "ndevs" / "0", reader)
+    if netdev is None:
+        names = entries(folder / "device" / "net")
+        netdev = names[0] if len(names) == 1 else None
+    return (address if _PCI.fullmatch(address) else None), netdev
+
+
+def read_ports(
+    folder: Path,
+    reader: Reader = read_file,
+    now_ns: Callable[[], int] | None = None,
+) -> Iterator[Port | Reject]:
+    """Read every port of a device; a counter that cannot be read costs itself only.
+
+    Args:
+        folder: The device.
+        reader: How to read a file, :func:`read_file` outside tests of failing drivers.
+        now_ns: Clock that stamps each port just before its counters are read.
+    """
+    shared = {}
+    for name in ("node_guid", "node_desc", "hca_type", "board_id", "fw_ver"):
+        text = _attribute(folder / name, reader)
+        if text is not None:
+            shared[name] = text
+    for name in entries(folder / "ports"):
+        if not (name.isascii() and name.isdigit() and len(name) < 4):
+            continue
+        here = folder / "ports" / name
+        attributes = dict(shared)
+        for attribute in ("rate", "state", "phys_state", "link_layer"):
+            text = _attribute(here / attribute, reader)
+            if text is not None:
+                attributes[attribute] = text
+        gid = _attribute(here / "gids" / "0", reader)
+        if gid is not None:
+            attributes["gid"] = gid
+        port = Port(device=folder.name, number=int(name), attributes=attributes)
+        port.pci, port.netdev = _pci_and_netdev(folder, port.number, reader)
+        port.read_ns = now_ns() if now_ns else None
+        for kind, into in (
+            ("counters", port.counters),
+            ("hw_counters", port.hw_counters),
+            ("counters_ext", port.counters_ext),
+        ):
+            for counter in entries(here / kind):
+                if counter == "lifespan":  # the cache's age limit in ms, not a counter
+                    continue
+                place = f"{folder.name}/ports/{name}/{kind}/{counter}"
+                value = _counter(here / kind / counter, place, reader)
+                if isinstance(value, Reject):
+                    yield value
+                else:
+                    into[counter] = value
+        yield port

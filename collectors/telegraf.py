@@ -1,0 +1,171 @@
+"""Telegraf's ``infiniband`` input as Influx line protocol.
+
+What it assumes: the fields are the names and raw values of sysfs, data in 4-octet words
+(influxdata/telegraf ``plugins/inputs/infiniband``). Counters and hw_counters of one port and
+time are two lines there and one row here. When it lies: a line without ``host`` cannot be told
+from one of another host of the same device name in the same file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
+from xtune.collectors._ib import U64_MAX, has_counters, is_wide, link_id, settle
+from xtune.collectors._ib_text import clip, read_lines
+from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
+from xtune.collectors._line_protocol import Point, parse_line
+
+MEASUREMENT = "infiniband"
+#: Ports whose two lines may stand apart: a flush writes a port's lines near each other.
+_WINDOW = 4096
+
+_Key = tuple[tuple[tuple[str, str], ...], int | None]
+
+
+def _counter(value: int | float | str) -> int | None:
+    if isinstance(value, str) or value < 0 or value > U64_MAX or value != int(value):
+        return None
+    return int(value)
+
+
+class _Merger:
+    """Joins the lines of one port and time, and makes rows of them."""
+
+    def __init__(self, source: Source, context: Context) -> None:
+        self._source = source
+        self._context = context
+        self._buffer = RowBuffer("link_counters", context)
+        self._pending: OrderedDict[_Key, dict[str, int]] = OrderedDict()
+        self._unknown = ""
+        self._ever_wide: set[tuple[str | None, str]] = set()
+        self._fallback = fallback_time(source, context)
+        self.notes: Counter[str] = Counter()
+
+    def add(self, point: Point, values: dict[str, int]) -> Iterator[Rows]:
+        ts = self._fallback
+        if point.time is not None:
+            ts, unit = scale_epoch(point.time)
+            if ts is None:
+                self.notes["time before 1970 or after 2262: null"] += 1
+            elif unit != "ns":
+                self.notes[f"time taken for {unit} by its size, not ns"] += 1
+        elif ts is None:
+            self.notes["line without a time: ts is null (--time-from says otherwise)"] += 1
+        key = (tuple(sorted(point.tags.items())), ts)
+        held = self._pending.get(key)
+        if held is not None and (
+            ts is None or any(held.get(k, v) != v for k, v in values.items())
+        ):
+            yield from self._emit(key)
+            held = None
+        if held is None:
+            self._pending[key] = dict(values)
+            if len(self._pending) > _WINDOW:
+                yield from self._emit(next(iter(self._pending)))
+        else:
+            held.update(values)
+
+    def finish(self) -> Iterator[Rows]:
+        for key in list(self._pending):
+            yield from self._emit(key)
+        yield from self._buffer.flush()
+
+    def _emit(self, key: _Key) -> Iterator[Rows]:
+        values = self._pending.pop(key)
+        tags = dict(key[0])
+        host = (tags.pop("host", None) or self._context.host or "").lower() or None
+        device, port = tags.pop("device"), int(tags.pop("port"))
+        if is_wide(values):
+            self._ever_wide.add((host, device))
+        row = settle(values, wide=(host, device) in self._ever_wide)
+        if not has_counters(row):
+            return
+        if host is None and not self._unknown:
+            self._unknown = content_id(self._source)
+            text = f"no host: links are {self._unknown}/<device>/<port> (--host names it)"
+            self.notes[text] += 1
+        row |= {
+            "ts": key[1],
+            "link": link_id(None, host, device, port, self._unknown),
+            "host": host,
+            "device": device,
+            "port": port,
+            "labels": tags or None,
+        }
+        self._buffer.add(row)
+        if self._buffer.full:
+            yield from self._buffer.flush()
+
+
+class Telegraf(Collector):
+    """Reads the lines of measurement ``infiniband``; others are counted and left."""
+
+    name = "telegraf"
+    title = "Telegraf infiniband input, Influx line protocol"
+
+    def claim(self, path: Path, head: bytes) -> float:
+        """Certain where a line of the head is a point of measurement ``infiniband``."""
+        plausible = 0.0
+        lines = head.decode("utf-8", "replace").splitlines()
+        for line in lines[:200] if len(lines) > 1 else lines:
+            if not line.strip() or line.startswith("#"):
+                continue
+            point = parse_line(line)
+            if isinstance(point, str):
+                if line.startswith(f"{MEASUREMENT},device="):
+                    plausible = 0.7  # cut or damaged, but nothing else begins like that
+                continue
+            if point.measurement == MEASUREMENT and "device" in point.tags:
+                return 0.95
+            if point.time is not None and point.tags:
+                plausible = max(plausible, 0.4)
+        return plausible
+
+    def read(self, source: Source, context: Context) -> Iterator[Item]:
+        """Yield rows of ``link_counters``, in the order of the first line of each."""
+        merger = _Merger(source, context)
+        others: Counter[str] = Counter()
+        damage: list[Reject] = []
+        ours = 0
+        for number, line in read_lines(source, damage):
+            if not line.strip() or line.startswith("#"):
+                continue
+            point = parse_line(line)
+            if isinstance(point, str):
+                yield Reject(f"line {number}", f"{point}: {clip(line)!r}", "not line protocol")
+                continue
+            if point.measurement != MEASUREMENT:
+                others[point.measurement] += 1
+                continue
+            device, port = point.tags.get("device"), point.tags.get("port", "")
+            if not device or not (port.isascii() and port.isdigit() and len(port) < 4):
+                yield Reject(
+                    f"line {number}", "no device and port tag", "whose counters are they?"
+                )
+                continue
+            ours += 1
+            values = {}
+            for name, raw in point.fields.items():
+                if name == "lifespan":  # the cache's age limit in ms, not a counter
+                    continue
+                value = _counter(raw)
+                if value is None:
+                    yield Reject(f"line {number}", f"not a counter: {clip(name)}={raw!r}")
+                else:
+                    values[name] = value
+            yield from merger.add(point, values)
+        yield from merger.finish()
+        for text, count in merger.notes.items():
+            yield Note(text, count)
+        if others and ours:
+            yield Note("lines of measurements other than infiniband: left", others.total())
+        elif others:
+            names = clip(", ".join(sorted(others)))
+            yield Reject("file", f"no infiniband measurement among: {names}")
+        yield from damage
+
+
+COLLECTOR = Telegraf()
