@@ -1,42 +1,119 @@
 """The policy: every parameter of routing, compression, period, safety and bus, with its unit.
 
 A policy is data (``policy.json``); :mod:`.presets` names some. Validation is strict: an unknown
-field, a wrong type or a value out of range is refused, naming the field.
+field, a wrong type or a value out of range is refused, naming the field. `PARAMETERS` is the
+table of all of them, for reports and documentation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from ._fields import Parameter, PolicyError, check_section, describe, parameter, show
 
 SCHEMA_VERSION = 1
+LEGAL_BITS = (4, 8, 16)
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # becomes the module xtune_policy_<name>
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
     """Path choice, decided per unit of at most ``unit_bytes`` from readings in memory."""
 
-    mode: str = "binary"  # static | binary | spray | power_of_two
-    forecast: str = "holt"  # reading | ewma | slope | holt
-    window_readings: int = 5  # N of the last-N slope; Holt needs two
-    level_gain: float = 0.5  # alpha, 0..1
-    slope_gain: float = 0.3  # beta, 0..1
-    horizon_ns: int = 200_000  # founding document R2: 200 us
-    enter_occupancy: float = 0.7  # a forecast at or above it is a warning
-    exit_occupancy: float = 0.5  # back on the primary below it (hysteresis)
-    cold_occupancy: float = 0.4  # founding document R3: an alternative must be under 40 %
-    hold_ns: int = 20_000  # minimum time on a path after a move
-    moves_per_ms: float = 10.0  # move budget of one flow
-    strikes: int = 3  # founding document N4: timeouts in a row that blacklist a path
-    readmit_answers: int = 5  # good probes in a row that re-admit it
-    probe_interval_ns: int = 10_000
-    decision_delay_ns: int = 10_000  # founding document R5: at most 10 us
-    unit_bytes: int = 1_000_000
-    lanes: int = 1  # 2: priority marking, gradient traffic in the upper lane
+    mode: str = parameter(
+        "binary",
+        "1",
+        "how a path is chosen; the others than binary are baselines",
+        choices=("static", "binary", "spray", "power_of_two"),
+    )
+    forecast: str = parameter(
+        "holt",
+        "1",
+        "what a link's next occupancy is taken from",
+        choices=("reading", "ewma", "slope", "holt"),
+    )
+    window_readings: int = parameter(
+        5, "readings", "N of the last-N slope; Holt needs no window", low=2, high=256
+    )
+    level_gain: float = parameter(
+        0.5, "1", "weight of the newest reading (alpha of Holt and EWMA)", low=0, high=1
+    )
+    slope_gain: float = parameter(
+        0.3, "1", "weight of the newest slope (beta of Holt)", low=0, high=1
+    )
+    horizon_ns: int = parameter(  # founding document R2: 200 us
+        200_000, "ns", "how far ahead a threshold crossing is a warning", low=0, high=10**9
+    )
+    enter_occupancy: float = parameter(
+        0.7, "1", "a forecast occupancy at or above it is a warning", low=0, high=1
+    )
+    exit_occupancy: float = parameter(
+        0.5, "1", "back on the primary path below it (hysteresis)", low=0, high=1
+    )
+    cold_occupancy: float = parameter(  # founding document R3: under 40 %
+        0.4, "1", "an alternative path must be below it", low=0, high=1
+    )
+    order: str = parameter(  # founding document R3: edge first, though longer
+        "edge_first",
+        "1",
+        "which cold alternative is taken: the longest, or the coldest",
+        choices=("edge_first", "coldest"),
+    )
+    pairs: int = parameter(
+        4, "pairs", "(primary, alternative) pairs over which a flow's units spread", low=1, high=64
+    )
+    hold_ns: int = parameter(20_000, "ns", "least time on a path after a move", low=0, high=10**10)
+    moves_per_ms: float = parameter(
+        10.0, "moves/ms", "move budget of one flow on one pair", low=0, high=10**6
+    )
+    strikes: int = parameter(  # founding document N4: three in a row
+        3, "probes", "timeouts in a row that blacklist a path", low=1, high=1000
+    )
+    readmit_answers: int = parameter(
+        5, "probes", "answers in a row that re-admit a blacklisted path", low=1, high=1000
+    )
+    probe_interval_ns: int = parameter(
+        10_000, "ns", "time between two readings of a link", low=100, high=10**10
+    )
+    stale_ns: int = parameter(
+        1_000_000, "ns", "a reading older than this is unknown", low=100, high=10**12
+    )
+    sick_error_rate: float = parameter(
+        1e-3, "1", "a link with this packet error rate or more counts as full", low=0, high=1
+    )
+    decision_delay_ns: int = parameter(  # founding document R5: at most 10 us
+        10_000, "ns", "from reading to action, as the simulator charges it", low=0, high=10**9
+    )
+    unit_bytes: int = parameter(
+        1_000_000,
+        "bytes",
+        "largest piece of a message that is routed as one",
+        low=1024,
+        high=2**40,
+    )
+    lanes: int = parameter(
+        1, "lanes", "2: priority marking, gradient traffic in the upper lane", low=1, high=2
+    )
+
+    def __post_init__(self) -> None:
+        check_section("routing", self)
+        _below(self, "routing", "exit_occupancy", "enter_occupancy")
+        if self.cold_occupancy > self.enter_occupancy:
+            raise PolicyError(
+                f"routing.cold_occupancy: {self.cold_occupancy} is above "
+                f"routing.enter_occupancy {self.enter_occupancy}"
+            )
+        _below(self, "routing", "probe_interval_ns", "stale_ns")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One level of compression: bits near the input and at the head; 16 means bf16, not quantised."""
+    """One level of compression: bits near the input and at the head; 16 means bf16, as it is."""
 
     name: str
     bits_input: int
@@ -55,46 +132,134 @@ DEFAULT_LADDER = (
 class Compression:
     """What is sent in place of the gradient."""
 
-    mode: str = "quantise"  # off | quantise | drop
-    ladder: tuple[Rung, ...] = DEFAULT_LADDER  # least to most compression
-    rung_by_level: tuple[int, int, int, int] = (1, 2, 2, 3)  # ladder index for congestion 0..3
-    head_share: float = 0.35  # share of elements, from the head down, that get bits_head
-    block: int = 256  # elements that share a scale
-    warmup_iterations: int = 200  # bf16 before this iteration
-    curvature_gain: float = 1.0  # 0: curvature is ignored
-    curvature_limit: float = 1.0  # relative change of the gradient that holds a rung back
-    error_feedback: bool = True
-    residual_decay: float = 0.5  # beta: share of the residual carried into the next round
-    dense_below_elements: int = 4096  # smaller tensors travel in bf16
-    drop_keep_share: float = 0.35  # mode drop: share of elements kept, largest magnitude
+    mode: str = parameter(
+        "quantise",
+        "1",
+        "off: never; drop: the largest share of elements, the rest is lost",
+        choices=("off", "quantise", "drop"),
+    )
+    ladder: tuple[Rung, ...] = parameter(
+        DEFAULT_LADDER, "bits", "bits near the input and at the head, least compression first"
+    )
+    rung_by_level: tuple[int, int, int, int] = parameter(
+        (1, 2, 2, 3), "rung", "ladder index wanted at congestion level 0..3", low=0, high=15
+    )
+    head_share: float = parameter(
+        0.35, "1", "share of elements, from the head down, that get bits_head", low=0, high=1
+    )
+    block: int = parameter(256, "elements", "elements that share a scale", low=16, high=65536)
+    warmup_iterations: int = parameter(
+        200, "iterations", "nothing is compressed before this iteration", low=0, high=10**9
+    )
+    curvature_gain: float = parameter(
+        1.0, "1", "factor on the gradient's relative change; 0 ignores it", low=0, high=1000
+    )
+    curvature_limit: float = parameter(
+        1.0, "1", "a change times gain above it holds one rung back", low=0, high=1000
+    )
+    least_gain: float = parameter(
+        0.02, "1", "compression that saves less time than this share is turned off", low=0, high=1
+    )
+    error_feedback: bool = parameter(True, "1", "what was cut is added to the next round")
+    residual_decay: float = parameter(
+        0.5, "1", "share of the residual carried into the next round (beta)", low=0, high=1
+    )
+    dense_below_elements: int = parameter(
+        4096, "elements", "smaller tensors travel in bf16", low=0, high=10**12
+    )
+    drop_keep_share: float = parameter(
+        0.35, "1", "mode drop: share of elements kept, largest magnitude", low=1e-6, high=1
+    )
+
+    def __post_init__(self) -> None:
+        check_section("compression", self)
+        if self.block & (self.block - 1):
+            raise PolicyError(f"compression.block: {self.block} is not a power of two")
+        object.__setattr__(self, "ladder", _check_ladder(self.ladder))
+        path = "compression.rung_by_level"
+        for i, rung in enumerate(self.rung_by_level):
+            if rung >= len(self.ladder):
+                raise PolicyError(f"{path}[{i}]: {rung} is not in 0..{len(self.ladder) - 1}")
+        if list(self.rung_by_level) != sorted(self.rung_by_level):
+            raise PolicyError(f"{path}: {list(self.rung_by_level)} falls where congestion rises")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Period:
     """The regulation period T."""
 
-    iterations: int = 200  # founding document L3
+    iterations: int = parameter(  # founding document L3: 200
+        200, "iterations", "T, iterations between two regulations", low=1, high=10**6
+    )
+
+    def __post_init__(self) -> None:
+        check_section("period", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Safety:
     """Safety retreat (founding document L4)."""
 
-    iterations: int = 10  # in a row under the gate
-    gate: float = 0.0  # least relative decrease of the smoothed loss per iteration
-    smoothing: float = 0.2  # weight of the newest loss
-    hold_periods: int = 2  # periods before the ratio may rise again
-    reserve_step: float = 0.1  # bandwidth share that routing is asked to reserve more
+    iterations: int = parameter(
+        10, "iterations", "in a row under the gate that force a retreat", low=1, high=10**4
+    )
+    gate: float = parameter(
+        0.0, "1/iteration", "least relative decrease of the smoothed loss", low=-1, high=1
+    )
+    smoothing: float = parameter(0.2, "1", "weight of the newest loss", low=0.001, high=1)
+    watch_iterations: int = parameter(
+        100,
+        "iterations",
+        "how long after a rise of the ratio the loss is watched",
+        low=1,
+        high=10**6,
+    )
+    hold_periods: int = parameter(
+        2, "periods", "regulations before the ratio may rise again", low=0, high=10**4
+    )
+    reserve_step: float = parameter(
+        0.1, "1", "bandwidth share that routing is asked to reserve more", low=0, high=0.5
+    )
+
+    def __post_init__(self) -> None:
+        check_section("safety", self)
+        if self.watch_iterations < self.iterations:
+            raise PolicyError(
+                f"safety.watch_iterations: {self.watch_iterations} is below "
+                f"safety.iterations {self.iterations}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bus:
     """What routing and compression tell each other, and how it becomes a congestion level."""
 
-    enter_slowdown: tuple[float, float, float] = (1.15, 1.5, 2.5)  # measured / modelled comm time
-    exit_slowdown: tuple[float, float, float] = (1.05, 1.3, 2.0)
-    smoothing: float = 0.3  # weight of the newest communication time
-    bandwidth_margin: float = 0.9  # share of the estimate that compression may plan with
+    enter_slowdown: tuple[float, float, float] = parameter(
+        (1.15, 1.5, 2.5), "1", "measured / modelled time that enters level 1..3", low=1, high=1000
+    )
+    exit_slowdown: tuple[float, float, float] = parameter(
+        (1.05, 1.3, 2.0), "1", "the level is left below it (hysteresis)", low=1, high=1000
+    )
+    smoothing: float = parameter(
+        0.3, "1", "weight of the newest communication time", low=0.001, high=1
+    )
+    bandwidth_margin: float = parameter(
+        0.9, "1", "share of the bandwidth estimate that may be planned with", low=0.01, high=1
+    )
+
+    def __post_init__(self) -> None:
+        check_section("bus", self)
+        for name in ("enter_slowdown", "exit_slowdown"):
+            values = getattr(self, name)
+            if not values[0] < values[1] < values[2]:
+                raise PolicyError(f"bus.{name}: {list(values)} does not rise")
+        for i, (leave, enter) in enumerate(
+            zip(self.exit_slowdown, self.enter_slowdown, strict=True)
+        ):
+            if leave >= enter:
+                raise PolicyError(
+                    f"bus.exit_slowdown[{i}]: {leave} is not below bus.enter_slowdown[{i}] {enter}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,3 +273,226 @@ class Policy:
     safety: Safety = field(default_factory=Safety)
     bus: Bus = field(default_factory=Bus)
     provenance: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise PolicyError(
+                f"name: {show(self.name)} is not lower-case letters, digits and underscores"
+            )
+        if not isinstance(self.provenance, dict):
+            raise PolicyError(f"provenance: {show(self.provenance)} is not an object")
+        for section, cls in SECTIONS.items():
+            if not isinstance(getattr(self, section), cls):
+                raise PolicyError(f"{section}: {show(getattr(self, section))} is not a {section}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy as one JSON document, with the unit of every parameter beside it."""
+        units = {path: entry.unit for path, entry in PARAMETERS.items() if entry.unit != "1"}
+        return {
+            "schema": SCHEMA_VERSION,
+            "name": self.name,
+            **self._parameters(),
+            "units": units,
+            "provenance": self.provenance,
+        }
+
+    @classmethod
+    def from_json(cls, document: object) -> Policy:
+        """A policy from `to_json`'s document; what it does not name keeps its default.
+
+        Args:
+            document: The parsed document; `loads` parses and reads in one go.
+
+        Returns:
+            The policy.
+
+        Raises:
+            PolicyError: Another schema version, an unknown field, a value that is wrong.
+        """
+        content = dict(_object("policy", document))
+        schema = content.pop("schema", None)
+        if type(schema) is not int or schema != SCHEMA_VERSION:
+            raise PolicyError(
+                f"schema: {show(schema)} is not {SCHEMA_VERSION}, the version this engine reads"
+            )
+        for path, unit in _object("units", content.pop("units", {})).items():
+            if path not in PARAMETERS or PARAMETERS[path].unit != unit:
+                known = PARAMETERS[path].unit if path in PARAMETERS else "a known parameter's"
+                raise PolicyError(f"units.{path}: {show(unit)} is not {known}")
+        made: dict[str, Any] = {}
+        for name, value in content.items():
+            if name in SECTIONS:
+                made[name] = _section_from_json(name, value)
+            elif name in ("name", "provenance"):
+                made[name] = value
+            else:
+                raise PolicyError(f"{name}: unknown field")
+        return cls(**made)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over all parameters; neither name nor provenance change it."""
+        text = json.dumps(self._parameters(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _parameters(self) -> dict[str, Any]:
+        return {section: _plain(asdict(getattr(self, section))) for section in SECTIONS}
+
+
+def dumps(policy: Policy) -> str:
+    """The text of ``policy.json``: the same policy gives the same bytes."""
+    return json.dumps(policy.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def loads(text: str | bytes) -> Policy:
+    """Read the text of a ``policy.json``.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The policy.
+
+    Raises:
+        PolicyError: It is not JSON, names a field twice, or is not a legal policy.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PolicyError(f"policy: not JSON: {error}") from None
+    return Policy.from_json(document)
+
+
+def replace_fields(policy: Policy, changes: Mapping[str, object]) -> Policy:
+    """The policy with some parameters changed, as a study's trial does it.
+
+    Args:
+        policy: Where the others come from.
+        changes: Dotted name to value, such as ``{"period.iterations": 50}``; also ``name``.
+            Fields of one section are changed together, so that their order does not matter.
+
+    Returns:
+        A new, checked policy.
+
+    Raises:
+        PolicyError: An unknown name, or a value that is wrong.
+    """
+    by_section: dict[str, dict[str, object]] = {}
+    top: dict[str, Any] = {}
+    for path, value in changes.items():
+        section, dot, name = path.partition(".")
+        if path in PARAMETERS:
+            by_section.setdefault(section, {})[name] = value
+        elif path == "name" and not dot:
+            top[path] = value
+        else:
+            raise PolicyError(f"{path}: unknown field")
+    for section, values in by_section.items():
+        if "ladder" in values:
+            values["ladder"] = _ladder_from_json(values["ladder"])
+        top[section] = replace(getattr(policy, section), **values)
+    return replace(policy, **top)
+
+
+SECTIONS: dict[str, type[Routing | Compression | Period | Safety | Bus]] = {
+    "routing": Routing,
+    "compression": Compression,
+    "period": Period,
+    "safety": Safety,
+    "bus": Bus,
+}
+
+PARAMETERS: dict[str, Parameter] = {
+    entry.path: entry for section, cls in SECTIONS.items() for entry in describe(section, cls)
+}
+
+
+def _below(record: object, section: str, lower: str, upper: str) -> None:
+    low, high = getattr(record, lower), getattr(record, upper)
+    if low >= high:
+        raise PolicyError(f"{section}.{lower}: {low} is not below {section}.{upper} {high}")
+
+
+def _check_ladder(ladder: object) -> tuple[Rung, ...]:
+    path = "compression.ladder"
+    if not isinstance(ladder, tuple | list) or not 1 <= len(ladder) <= 16:
+        raise PolicyError(f"{path}: {show(ladder)} is not a list of 1 to 16 rungs")
+    for i, rung in enumerate(ladder):
+        if not isinstance(rung, Rung):
+            raise PolicyError(f"{path}[{i}]: {show(rung)} is not a rung")
+        if not isinstance(rung.name, str) or not _NAME.fullmatch(rung.name):
+            raise PolicyError(f"{path}[{i}].name: {show(rung.name)} is not a plain name")
+        for item in fields(rung)[1:]:
+            bits = getattr(rung, item.name)
+            if type(bits) is not int or bits not in LEGAL_BITS:
+                raise PolicyError(f"{path}[{i}].{item.name}: {show(bits)} is not 4, 8 or 16")
+        if rung.bits_head < rung.bits_input:
+            raise PolicyError(
+                f"{path}[{i}].bits_head: {rung.bits_head} is below bits_input {rung.bits_input}"
+            )
+    if ladder[0].bits_input != 16:
+        raise PolicyError(f"{path}[0]: the first rung must be 16 bits, compression off")
+    for i in range(1, len(ladder)):
+        before, after = ladder[i - 1], ladder[i]
+        if after.bits_input > before.bits_input or after.bits_head > before.bits_head:
+            raise PolicyError(f"{path}[{i}]: it compresses less than the rung before it")
+    if len({rung.name for rung in ladder}) < len(ladder):
+        raise PolicyError(f"{path}: two rungs have one name")
+    return tuple(ladder)
+
+
+def _object(path: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{path}: {show(value)} is not an object")
+    for key in value:
+        if not isinstance(key, str):
+            raise PolicyError(f"{path}: {show(key)} is not a field name")
+    return value
+
+
+def _section_from_json(section: str, value: object) -> Any:
+    cls = SECTIONS[section]
+    content = dict(_object(section, value))
+    for name in content:
+        if f"{section}.{name}" not in PARAMETERS:
+            raise PolicyError(f"{section}.{name}: unknown field")
+    if "ladder" in content:
+        content["ladder"] = _ladder_from_json(content["ladder"])
+    return cls(**content)
+
+
+def _ladder_from_json(value: object) -> object:
+    """Turn objects into rungs; whatever else is wrong is left to the check of the section."""
+    if not isinstance(value, tuple | list):
+        return value
+    names = [item.name for item in fields(Rung)]
+    rungs: list[object] = []
+    for i, entry in enumerate(value):
+        if isinstance(entry, Mapping):
+            for name in entry:
+                if name not in names:
+                    raise PolicyError(f"compression.ladder[{i}].{name}: unknown field")
+            for name in names:
+                if name not in entry:
+                    raise PolicyError(f"compression.ladder[{i}].{name}: missing")
+            rungs.append(Rung(**entry))
+        else:
+            rungs.append(entry)
+    return tuple(rungs)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, all the way down, as a JSON parser gives them back."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PolicyError(f"{twice}: given twice")
+    return made
