@@ -1,0 +1,26 @@
+"""The lake: Parquet files, and a ledger that says which of them count.
+
+A reader asks the ledger, never the folder, so it sees whole files only. A writer collects what it
+writes in a transaction that appears with one rename, or not at all.
+"""
+
+from xtune.lake._conflict import ConflictError
+from xtune.lake._lake import Lake
+from xtune.lake._records import DataFile, InputRecord
+from xtune.lake._rejected import REJECTED
+from xtune.lake._transaction import Transaction
+from xtune.lake.health import Health, inspect
+from xtune.lake.prune import Pruned, prune
+
+__all__ = [
+    "REJECTED",
+    "ConflictError",
+    "DataFile",
+    "Health",
+    "InputRecord",
+    "Lake",
+    "Pruned",
+    "Transaction",
+    "inspect",
+    "prune",
+]

@@ -1,0 +1,69 @@
+"""What ``xtune doctor`` says about a lake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from xtune.errors import LakeError
+from xtune.lake._lake import Lake
+from xtune.lake._parquet import open_parquet
+from xtune.lake._records import DataFile
+from xtune.lake._scratch import abandoned, unnamed
+
+# A source's clock may run ahead of the collecting host's by this much without a word.
+CLOCK_SLACK_NS = 60_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """The state of a lake.
+
+    Attributes:
+        unfinished: What killed writers left; the next write, or :meth:`Lake.sweep`, deletes it.
+        damaged: One line for each live file that is missing, torn or of another schema.
+        versions: Live files by (table schema, xtune version) that wrote them.
+        bytes_per_day: Table -> date -> bytes on disk.
+        ahead: Live raw files with rows later than the lake's clock: a source's clock is wrong.
+        backwards: Ledger entries dated later than now: this host's clock was set back.
+    """
+
+    unfinished: tuple[Path, ...]
+    damaged: tuple[str, ...]
+    versions: dict[tuple[int, str], int]
+    bytes_per_day: dict[str, dict[str, int]]
+    ahead: tuple[DataFile, ...]
+    backwards: bool
+
+
+def inspect(lake: Lake, *, open_files: bool = True) -> Health:
+    """Look a lake over; changes nothing.
+
+    Args:
+        lake: The lake.
+        open_files: Also open each live file (a footer read each).
+    """
+    with lake.ledger.lock():
+        unfinished = [*abandoned(lake.ledger), *unnamed(lake.ledger)]
+        state = lake.ledger.load()
+    files = sorted(state.files.values(), key=lambda f: (f.table, f.date, f.path))
+    damaged = []
+    for file in files if open_files else ():
+        try:
+            open_parquet(file.path).close()
+        except LakeError as error:
+            damaged.append(str(error))
+    sizes: dict[str, dict[str, int]] = {}
+    for file in files:
+        days = sizes.setdefault(file.table, {})
+        days[file.date] = days.get(file.date, 0) + file.bytes
+    latest_ns = lake.clock() + CLOCK_SLACK_NS
+    return Health(
+        unfinished=tuple(unfinished),
+        damaged=tuple(damaged),
+        versions=dict(Counter((f.schema, f.xtune) for f in files)),
+        bytes_per_day=sizes,
+        ahead=tuple(f for f in files if f.max_ts_ns is not None and f.max_ts_ns > latest_ns),
+        backwards=int(state.last.partition("-")[0] or 0) > latest_ns,
+    )
