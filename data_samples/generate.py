@@ -78,7 +78,7 @@ def error_count(episodes: list[model.Episode], link: str, t: np.ndarray) -> np.n
 def write_prometheus(
     out: Path, day: str, t0: float, times: np.ndarray, rows: dict, fabric
 ) -> None:
-    """One ``query_range`` answer a day: switch and adapter ports, as a fabric exporter has them."""
+    """One ``query_range`` answer a day: all ports, named as a fabric exporter names them."""
     names = {
         "bytes": "port_transmit_data_bytes_total",
         "wait": "port_transmit_wait_total",

@@ -119,8 +119,13 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int, str], Non
     if not sys.stderr.isatty():
         yield lambda done, text: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     bar = Progress(
         TextColumn("{task.description}"),
