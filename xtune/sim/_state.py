@@ -1,0 +1,263 @@
+"""The arrays of one phase: filled from the arguments, grown when full, read out at the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtune.errors import UsageError
+from xtune.policies.spec import Routing
+from xtune.sim import kernel as k
+from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
+from xtune.sim.flows import DRAW, Flows
+
+MODES = {
+    "static": k.STATIC,
+    "binary": k.BINARY,
+    "spray": k.SPRAY,
+    "power_of_two": k.POWER_OF_TWO,
+}
+FORECASTS = {"reading": k.READING, "ewma": k.EWMA, "slope": k.SLOPE, "holt": k.HOLT}
+KINDS = {"none": k.NO_BACKPRESSURE, "pfc": k.PFC, "credit": k.CREDIT}
+
+_NEVER = 2**62  # a unit or time that does not end
+_FIRST_NODES = 1 << 15
+_MOST_NODES = (2**32 - 2) // k.NODE_SIZE  # uint32 indices
+# Paths of one flow that may be in flight at once. Units of 1 MB leave few open; sprayed packets
+# of one flow fill at most Xoff at each of four hops, and 512 packets are 2 MB.
+_UNIT_SEGMENTS = 32
+_SPRAY_SEGMENTS = 512
+
+
+class State:
+    """One phase in progress.
+
+    Args:
+        fabric: The fabric.
+        flows: All flows, background too.
+        routing: Path choice.
+        dt_ns: Step.
+        seed: Random seed.
+        pfc: Flow control.
+        limit_ns: Time of the last step.
+
+    Raises:
+        UsageError: something does not fit.
+    """
+
+    def __init__(
+        self,
+        fabric: LeafSpine,
+        flows: Flows,
+        *,
+        routing: Routing,
+        dt_ns: int,
+        seed: int,
+        pfc: Backpressure,
+        limit_ns: int,
+    ) -> None:
+        flows.check(fabric)
+        if not len(flows) or flows.background.all():
+            raise UsageError("a phase without foreground flows never ends", "give some flows")
+        if dt_ns < 1 or routing.probe_interval_ns < 1:
+            raise UsageError(f"a step of {dt_ns} ns is not a time", "use 500 or 1000")
+        self.fabric, self.flows, self.dt_ns, self.routing = fabric, flows, dt_ns, routing
+        lanes = 2 if routing.lanes > 1 else 1
+        queues = lanes * fabric.ports
+        self.rate = fabric.step_bytes(dt_ns)
+        self.head = np.full(queues, k.NIL, dtype=np.uint32)
+        self.tail = np.full(queues, k.NIL, dtype=np.uint32)
+        self.queued = np.zeros(queues, dtype=np.int64)
+        self.resident = np.zeros(queues, dtype=np.int64)
+        self.paused = np.zeros(queues, dtype=np.uint8)
+        self.pauses = np.zeros(queues, dtype=np.int64)
+        self.stopped = np.zeros(queues, dtype=np.int64)
+        self.nodes = np.empty(_FIRST_NODES * k.NODE_SIZE, dtype=np.uint32)
+        # numpy draws the paths, the kernel the packets: two streams of one seed.
+        paths, packets = np.random.SeedSequence(seed).spawn(2)
+        self.rng = packets.generate_state(1, dtype=np.uint64)
+        self._fill_flows(np.random.default_rng(paths), lanes)
+        self._fill_order()
+        self._fill_probes(lanes)
+        self._fill_parameters(lanes, pfc, limit_ns)
+
+    def _fill_flows(self, rng: np.random.Generator, lanes: int) -> None:
+        fabric, flows, n = self.fabric, self.flows, len(self.flows)
+        spines = fabric.spines
+        # Drawn for every flow, so that a given path does not move the draws of the others.
+        drawn = rng.integers(0, spines, n)
+        step = rng.integers(1, spines, n) if spines > 1 else np.zeros(n, dtype=np.int64)
+        primary = np.where(flows.spine == DRAW, drawn, flows.spine)
+        second = np.where(flows.alternative == DRAW, (primary + step) % spines, flows.alternative)
+        u = np.zeros((n, k.FLOW_U), dtype=np.uint32)
+        u[:, k.SRC], u[:, k.DST] = flows.src, flows.dst
+        u[:, k.SRC_LEAF] = flows.src // fabric.hosts_per_leaf
+        u[:, k.DST_LEAF] = flows.dst // fabric.hosts_per_leaf
+        u[:, k.PRIMARY], u[:, k.ALTERNATIVE], u[:, k.PATH] = primary, second, primary
+        u[:, k.RING] = k.NIL
+        u[:, k.LANE] = flows.lane if lanes > 1 else 0
+        u[:, k.BACKGROUND] = flows.background
+        u[:, k.BEFORE] = np.bincount(flows.after[:, 1], minlength=n)
+        i = np.zeros((n, k.FLOW_I), dtype=np.int64)
+        i[:, k.SIZE] = i[:, k.TO_SEND] = flows.size
+        i[:, k.START], i[:, k.RELEASE] = flows.start_ns, flows.release_ns
+        i[:, k.MOVED_AT] = -_NEVER // 4  # no move holds the first one back
+        f = np.full((n, k.FLOW_F), np.nan)
+        f[:, k.BUDGET] = k.MOVE_BURST
+        # A fragment makes a hop a step; what the real path takes in addition, or less.
+        links = np.where(u[:, k.SRC_LEAF] == u[:, k.DST_LEAF], 2, 4)
+        real = {hops: fabric.latency_ns(hops) for hops in (2, 4)}
+        f[:, k.EXTRA] = np.where(links == 2, real[2], real[4]) - (links - 1) * self.dt_ns
+        self.flow_u, self.flow_i, self.flow_f = u, i, f
+
+    def _fill_order(self) -> None:
+        flows, n = self.flows, len(self.flows)
+        order = np.argsort(flows.after[:, 0], kind="stable")
+        self.after = flows.after[order, 1].astype(np.uint32)
+        counts = np.bincount(flows.after[:, 0], minlength=n)
+        self.after_at = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        free = np.flatnonzero(self.flow_u[:, k.BEFORE] == 0)
+        free = free[np.argsort(flows.start_ns[free], kind="stable")]
+        self.starts = free.astype(np.uint32)
+        self.start_step = -(-flows.start_ns[free] // self.dt_ns)
+        # The wheel must hold the longest way ahead that a completion can release a flow.
+        ahead = float(np.nanmax(self.flow_f[:, k.EXTRA])) + float(flows.release_ns.max())
+        waiting = self.flow_u[:, k.BEFORE] > 0
+        if waiting.any():
+            ahead = max(ahead, float(flows.start_ns[waiting].max()))
+        self.wheel = np.full(math.ceil(max(ahead, 0.0) / self.dt_ns) + 4, k.NIL, dtype=np.uint32)
+
+    def _fill_probes(self, lanes: int) -> None:
+        routing, between = self.routing, 2 * self.fabric.leaves * self.fabric.spines
+        self.probe_steps = max(1, round(routing.probe_interval_ns / self.dt_ns))
+        self.delay_steps = max(0, round(routing.decision_delay_ns / self.dt_ns))
+        rows = self.delay_steps // self.probe_steps + 2
+        adaptive = routing.mode != "static"
+        self.links = np.full((lanes * between if adaptive else 1, k.LINK_SIZE), np.nan)
+        self.pending = np.zeros((rows, lanes * between))
+        width = max(2, routing.window_readings)
+        self.window = np.zeros((lanes * between if routing.forecast == "slope" else 1, width))
+        self.times = np.zeros(width, dtype=np.int64)
+        self.hist = np.zeros((between, k.BINS + 1), dtype=np.int64)
+        packets = -(-int(self.flows.size.max()) // PACKET_BYTES)
+        self.segments = np.zeros(
+            (
+                len(self.flows) if adaptive else 1,
+                {"static": 1, "spray": min(_SPRAY_SEGMENTS, packets + 1)}.get(
+                    routing.mode, _UNIT_SEGMENTS
+                ),
+                2,
+            ),
+            dtype=np.int64,
+        )
+
+    def _fill_parameters(self, lanes: int, pfc: Backpressure, limit_ns: int) -> None:
+        fabric, routing = self.fabric, self.routing
+        if routing.mode not in MODES or routing.forecast not in FORECASTS:
+            raise UsageError(
+                f"routing mode {routing.mode!r} or forecast {routing.forecast!r} is unknown",
+                f"modes: {', '.join(MODES)}; forecasts: {', '.join(FORECASTS)}",
+            )
+        unit = {"static": _NEVER, "spray": PACKET_BYTES}.get(routing.mode, routing.unit_bytes)
+        values = {
+            k.HOSTS: fabric.hosts,
+            k.LEAVES: fabric.leaves,
+            k.SPINES: fabric.spines,
+            k.LANES: lanes,
+            k.PORTS: fabric.ports,
+            k.DT: self.dt_ns,
+            k.LIMIT_STEP: -(-limit_ns // self.dt_ns),
+            k.KIND: KINDS[pfc.kind],
+            k.XOFF: pfc.xoff_bytes,
+            k.XON: pfc.xon_bytes,
+            k.BUFFER: fabric.buffer_bytes,
+            k.PACKET: PACKET_BYTES,
+            k.MODE: MODES[routing.mode],
+            k.FORECAST: FORECASTS[routing.forecast],
+            k.HORIZON: routing.horizon_ns,
+            k.HOLD: routing.hold_ns,
+            k.UNIT: max(PACKET_BYTES, unit),
+            k.PROBE_STEPS: self.probe_steps,
+            k.DELAY_STEPS: self.delay_steps,
+            k.MAX_RATE: int(self.rate.max()),
+            k.FREE: int(k.NIL),
+            k.LEFT: int((~self.flows.background).sum()),
+        }
+        self.cfg = np.zeros(k.CFG_SIZE, dtype=np.int64)
+        for at, value in values.items():
+            self.cfg[at] = value
+        self.real = np.zeros(k.REAL_SIZE)
+        self.real[k.LEVEL_GAIN], self.real[k.SLOPE_GAIN] = routing.level_gain, routing.slope_gain
+        self.real[k.ENTER], self.real[k.EXIT] = routing.enter_occupancy, routing.exit_occupancy
+        self.real[k.COLD] = routing.cold_occupancy
+        self.real[k.MOVES_PER_MS] = routing.moves_per_ms
+        self.active = np.full(fabric.hosts * lanes, k.NIL, dtype=np.uint32)
+        self.counts = np.zeros(fabric.hosts * lanes, dtype=np.int64)
+
+    def run(self) -> None:
+        """Step until the phase ends or its limit is reached.
+
+        Raises:
+            UsageError: flows wait for each other in a circle, or too much is in flight.
+        """
+        while True:
+            ended = k.advance(
+                self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
+                self.resident, self.paused, self.pauses, self.stopped, self.nodes, self.flow_u,
+                self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
+                self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
+                self.window, self.times, self.segments, self.hist,
+            )  # fmt: skip
+            if ended == k.STUCK:
+                raise UsageError(
+                    f"{int(self.cfg[k.LEFT])} flows wait for each other and never start",
+                    "remove the circle from the edges of the flows",
+                )
+            if ended != k.GROW:
+                return
+            size = 2 * len(self.nodes)
+            if size // k.NODE_SIZE > _MOST_NODES:
+                raise UsageError("too much is in flight for this simulator", "use backpressure")
+            larger = np.empty(size, dtype=np.uint32)
+            larger[: len(self.nodes)] = self.nodes
+            self.nodes = larger
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of ``PhaseResult``."""
+        foreground = ~self.flows.background
+        completion = self.flow_f[:, k.DONE_AT].copy()
+        finished = bool(self.cfg[k.LEFT] == 0)
+        sent = self.flows.size - self.flow_i[:, k.TO_SEND]
+        lanes = int(self.cfg[k.LANES])
+        # A port that still stands paused has only the (negative) step of its stop so far.
+        stopped = self.stopped + self.paused * self.cfg[k.STEP]
+        return {
+            "finished": finished,
+            "phase_ns": float(completion[foreground].max()) if finished else math.nan,
+            "completion_ns": completion,
+            "released_ns": self.flow_f[:, k.RELEASED_AT].copy(),
+            "background": self.flows.background.copy(),
+            "sent_bytes": sent,
+            "delivered_bytes": self.flow_i[:, k.DELIVERED].copy(),
+            "in_fabric_bytes": int(self.queued.sum()),
+            "dropped_bytes": 0,
+            "moves": self.flow_i[:, k.MOVES].copy(),
+            "reorder_bytes": self.flow_i[:, k.HELD].copy(),
+            "pauses": self.pauses.reshape(lanes, -1).sum(axis=0),
+            "paused_ns": stopped.reshape(lanes, -1).sum(axis=0) * self.dt_ns,
+            "occupancy_p50": _quantile(self.hist, 0.50),
+            "occupancy_p99": _quantile(self.hist, 0.99),
+            "steps": int(self.cfg[k.STEP]),
+        }
+
+
+def _quantile(hist: NDArray[np.int64], share: float) -> NDArray[np.float64]:
+    """Quantile of each row of a histogram over [0, 1): the middle of its bin; 1.0 at the top."""
+    total = hist.sum(axis=1)
+    reached = np.cumsum(hist, axis=1) >= np.ceil(share * total)[:, None]
+    bins = reached.argmax(axis=1)
+    middle = np.where(bins == k.BINS, 1.0, (bins + 0.5) / k.BINS)
+    return np.where(total == 0, np.nan, middle)
