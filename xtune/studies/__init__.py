@@ -1,0 +1,17 @@
+"""Studies: searches over a policy's fields, resumable and the same for any number of workers."""
+
+from xtune.studies._base import Study, all_studies, find_study
+from xtune.studies._result import load_result, with_provenance
+from xtune.studies._run import Options, Progress, latest_calibration, run_study
+
+__all__ = [
+    "Options",
+    "Progress",
+    "Study",
+    "all_studies",
+    "find_study",
+    "latest_calibration",
+    "load_result",
+    "run_study",
+    "with_provenance",
+]

@@ -1,0 +1,211 @@
+"""Runs a study: what is missing of the grid and of the presets, then the result."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xtune.errors import NoDataError
+from xtune.studies._base import Study, point_key
+from xtune.studies._result import build, write
+from xtune.studies._storage import open_storage, repair_journal
+from xtune.studies._trials import Outcome, TrialStore
+from xtune.studies._work import Job, run_jobs
+
+if TYPE_CHECKING:
+    from xtune.lake import Lake
+    from xtune.sim import Calibration
+
+MARK = "calibration.json"  # in a study's folder: which calibration its trials are for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How a study is run; none of it but ``seed``, ``seeds`` and ``iterations`` changes a number.
+
+    Attributes:
+        seed: First seed; the seeds are ``seed .. seed + seeds - 1`` for every trial.
+        seeds: Seeds per trial.
+        iterations: Iterations that one run simulates.
+        trials: Most completed trials in the study; ``None``: the whole grid.
+        timeout_s: Stop waiting after that long.
+        storage: Optuna storage URL, or "" for a journal in the folder.
+    """
+
+    seed: int = 0
+    seeds: int = 5
+    iterations: int = 3000
+    trials: int | None = None
+    timeout_s: float = math.inf
+    storage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One finished evaluation, for a progress bar."""
+
+    done: int
+    total: int
+    failed: int
+    text: str
+
+
+def latest_calibration(lake: Lake) -> Calibration:
+    """The calibration written last.
+
+    Raises:
+        NoDataError: Nothing is calibrated.
+    """
+    from xtune.sim import Calibration
+
+    files = sorted(
+        (lake.root / "calibrations").glob("*.json"), key=lambda p: (p.stat().st_mtime_ns, p.name)
+    )
+    if not files:
+        raise NoDataError("nothing is calibrated", "run xtune calibrate")
+    return Calibration.load(files[-1])
+
+
+def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | None]:
+    """The study's folder; one of another calibration is moved to ``<name>@<fingerprint>``.
+
+    Returns:
+        The folder, and where the old one went, if it did.
+    """
+    folder = lake.root / "studies" / name
+    moved = None
+    mark = folder / MARK
+    if mark.is_file():
+        old = json.loads(mark.read_text("utf-8"))["fingerprint"]
+        if old != fingerprint:
+            aside = folder.with_name(f"{name}@{old}")
+            while aside.exists():
+                aside = aside.with_name(aside.name + "~")
+            os.replace(folder, aside)
+            moved = aside.name
+            back = folder.with_name(f"{name}@{fingerprint}")
+            if back.is_dir():
+                os.replace(back, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not mark.is_file():
+        temporary = folder / f".{MARK}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps({"schema": 1, "fingerprint": fingerprint}) + "\n")
+        os.replace(temporary, mark)
+    return folder, moved
+
+
+def _jobs(study: Study, options: Options) -> tuple[list[Job], dict[str, Job]]:
+    from xtune.policies.presets import preset
+    from xtune.policies.spec import Policy, replace_fields
+
+    seeds = tuple(range(options.seed, options.seed + options.seeds))
+
+    def job(params: dict[str, Any], policy: Policy) -> Job:
+        return Job(
+            key=point_key(params, seeds, options.iterations, policy.digest()),
+            params=params,
+            policy=policy,
+            seeds=seeds,
+            iterations=options.iterations,
+        )
+
+    base = preset(study.base)
+    grid = [job(point, replace_fields(base, point)) for point in study.points()]
+    names = (*study.baselines, *study.ablations)
+    return grid, {name: job({"preset": name}, preset(name)) for name in names}
+
+
+def run_study(
+    study: Study,
+    lake: Lake,
+    calibration: Calibration,
+    options: Options,
+    *,
+    pool: Callable[[], AbstractContextManager[Executor]],
+    progress: Callable[[Progress], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run what is missing, then write and return the result document.
+
+    Starts and resumes alike: an evaluation that is stored is never repeated. The result depends on
+    study, calibration, seeds and iterations, not on workers, interruptions or order.
+
+    Args:
+        study: What to search.
+        lake: Where the study's folder is.
+        calibration: The simulator's.
+        options: How.
+        pool: Opens an executor for the evaluations.
+        progress: Called after each evaluation.
+        note: Called with a line for the user.
+
+    Raises:
+        StudyError: The storage cannot be opened.
+    """
+    folder, moved = claim_folder(lake, study.name, calibration.fingerprint)
+    if moved:
+        note(f"the calibration is new: the old study is now {moved}")
+    torn = repair_journal(folder / "journal.log") if not options.storage else None
+    if torn:
+        note(f"the journal had a torn tail (a killed process): moved to {torn}")
+    storage = open_storage(folder, options.storage)
+    name = f"{study.name}@{calibration.fingerprint}"
+    grid, presets = _jobs(study, options)
+    if options.trials is not None:
+        grid = grid[: options.trials]
+    stores = {"grid": TrialStore(storage, name), "preset": TrialStore(storage, f"{name}#presets")}
+    deadline = time.monotonic() + options.timeout_s
+    lists = {"grid": grid, "preset": list(presets.values())}
+    done = {role: _resume(stores[role], lists[role]) for role in lists}
+    total = sum(map(len, lists.values()))
+    count = sum(map(len, done.values()))
+    if count == total:
+        note(f"nothing to do: {len(grid)} of {len(grid)} trials are there")
+    failed = 0
+    work = [(role, job) for role in lists for job in lists[role] if job.key not in done[role]]
+    owner = {job.key: role for role, job in work}
+    outcomes: Iterator[Outcome] = run_jobs(
+        [job for _, job in work],
+        calibration,
+        pool=pool,
+        cache=lake.root / "studies" / ".phases",
+        deadline=deadline,
+    )
+    for outcome in outcomes:
+        role = owner[outcome.key]
+        stores[role].add(outcome, study.grid)
+        count += 1
+        failed += not outcome.complete
+        progress(Progress(count, total, failed, ", ".join(map(str, outcome.params.values()))))
+    if count < total:
+        note(f"stopped by --timeout: {count} of {total} evaluations are done, the rest resumes")
+    stored = {role: stores[role].finished() for role in stores}
+    trials = [stored["grid"][job.key] for job in grid if job.key in stored["grid"]]
+    shown = {n: stored["preset"][j.key] for n, j in presets.items() if j.key in stored["preset"]}
+    document = build(
+        study,
+        calibration,
+        seed=options.seed,
+        seeds=range(options.seed, options.seed + options.seeds),
+        iterations=options.iterations,
+        trials=trials,
+        presets=shown,
+        policies={job.key: job.policy for job in grid},
+        planned=len(grid),
+    )
+    write(folder, document)
+    return document
+
+
+def _resume(store: TrialStore, jobs: list[Job]) -> set[str]:
+    """Keys of ``jobs`` that are complete; a failed one is tried again."""
+    finished = store.finished()
+    return {job.key for job in jobs if job.key in finished and finished[job.key].complete}
