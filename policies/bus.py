@@ -1,0 +1,112 @@
+"""The congestion bus: what routing knows and what compression does, each side reading the other's.
+
+One writer a side. A write makes a new immutable snapshot and swaps one reference, so that a
+reader needs no lock and never sees half an update; the version tells it whether anything is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingState:
+    """What routing last said. ``None`` is unknown, for example without a router."""
+
+    version: int = 0
+    at_ns: int | None = None  # on the router's clock
+    level: int | None = None  # congestion level 0..3 on the paths in use
+    available_share: float | None = None  # of the link rate that is free, worst pair, 0..1
+    available_gbps: float | None = None  # the same in 1e9 bit/s, where link rates are known
+    link_weights: tuple[tuple[str, float], ...] = ()  # free and error-free share per link
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressionState:
+    """What compression last said."""
+
+    version: int = 0
+    step: int | None = None  # iteration from which it holds
+    ratio: float = 0.0  # planned share of gradient bytes that is not sent, against bf16
+    ratio_cap: float = 1.0  # what the available bandwidth allows
+    wire_bytes: int | None = None  # sent per rank in the last iteration, as measured
+    reserve: float = 0.0  # share of bandwidth that routing is asked to keep free
+
+
+class Bus:
+    """The two snapshots. Attribute reads and writes of one reference are atomic in Python."""
+
+    __slots__ = ("_compression", "_routing")
+
+    def __init__(self) -> None:
+        self._routing = RoutingState()
+        self._compression = CompressionState()
+
+    @property
+    def routing(self) -> RoutingState:
+        """The newest snapshot of the routing side."""
+        return self._routing
+
+    @property
+    def compression(self) -> CompressionState:
+        """The newest snapshot of the compression side."""
+        return self._compression
+
+    @property
+    def reserve(self) -> float:
+        """Share of bandwidth that routing is asked to keep free."""
+        return self._compression.reserve
+
+    def push_routing(
+        self,
+        *,
+        at_ns: int | None = None,
+        level: int | None = None,
+        available_share: float | None = None,
+        available_gbps: float | None = None,
+        link_weights: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        """Publish the routing side; only the router calls it.
+
+        Args:
+            at_ns: When, on the router's clock.
+            level: Congestion level 0..3, None if unknown.
+            available_share: Free share of the link rate on the worst pair in use.
+            available_gbps: The same in 1e9 bit/s.
+            link_weights: Free and error-free share per link.
+        """
+        self._routing = RoutingState(
+            version=self._routing.version + 1,
+            at_ns=at_ns,
+            level=level,
+            available_share=available_share,
+            available_gbps=available_gbps,
+            link_weights=link_weights,
+        )
+
+    def push_compression(
+        self,
+        *,
+        step: int,
+        ratio: float,
+        ratio_cap: float,
+        wire_bytes: int | None,
+        reserve: float,
+    ) -> None:
+        """Publish the compression side; only the controller calls it.
+
+        Args:
+            step: Iteration from which it holds.
+            ratio: Planned share of gradient bytes that is not sent, against bf16.
+            ratio_cap: What the available bandwidth allows.
+            wire_bytes: Sent per rank in the last iteration, None before the first.
+            reserve: Share of bandwidth that routing is asked to keep free.
+        """
+        self._compression = CompressionState(
+            version=self._compression.version + 1,
+            step=step,
+            ratio=ratio,
+            ratio_cap=ratio_cap,
+            wire_bytes=wire_bytes,
+            reserve=reserve,
+        )

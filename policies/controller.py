@@ -1,0 +1,318 @@
+"""The regulation half of the engine: the same object in a training job and in a simulator.
+
+One iteration: ``begin(step)`` gives the plan; the collectives run by it; ``losses(step - 1, ...)``
+takes the loss that travelled in this iteration's headers; ``observe(step, ...)`` takes local
+figures. Every T iterations (``due``) the ranks combine their ``report()`` by elementwise maximum
+in one small all-reduce, and ``agree`` makes the same next plan on each of them.
+
+Ranks differ in what they observe, never in what they decide: decisions depend on combined numbers
+and agreed losses alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ._fields import PolicyError
+from .bus import Bus
+from .decisions import DecisionLog
+from .plan import Layer, Plan, ladder_plans
+from .regulator import Figures, Regulator
+from .safety import MOST_RESERVE, SafetyWatch
+from .slowdown import Slowdown
+from .spec import Policy
+
+__all__ = ["Controller", "Layer", "Plan"]
+
+STATE_VERSION = 1
+UNKNOWN = -2.0  # in a report; every known entry is at least -1, so that the maximum drops it
+REPORT_FIELDS = ("slowdown", "routing_level", "minus_available_share", "gradient_change")
+REPORT_COSTS = ("step_s", "comm_s")
+
+
+class Controller:
+    """Regulates ratio, bits and reserve every T iterations, and retreats when the loss stalls.
+
+    Args:
+        policy: The policy.
+        layers: The model's layers, in the order of `Plan.bits`.
+        world: Ranks.
+        log: Where changes are noted; nowhere by default.
+        bus: Shared with a router; a private one by default.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        layers: Sequence[Layer],
+        world: int,
+        log: DecisionLog | None = None,
+        *,
+        bus: Bus | None = None,
+    ) -> None:
+        self.policy = policy
+        self.layers = tuple(layers)
+        self.world = world
+        self.bus = Bus() if bus is None else bus
+        self.retreats = 0
+        self.changes = 0  # of the plan's rung, for reports: control has a price
+        self._log = DecisionLog() if log is None else log
+        self._rungs = ladder_plans(policy, layers, world)
+        self._regulator = Regulator(policy, self._rungs)
+        self._safety = SafetyWatch(policy.safety)
+        self._slowdown = Slowdown(policy.bus.smoothing)
+        self._wire_bytes: int | None = None
+        self._routing_version = 0
+        self._hold = 0  # regulations left without a rise
+        self._level = 0
+        self._cap = 1.0
+        self._reserve = 0.0
+        self._reason = "start"
+        started = policy.compression.warmup_iterations == 0 and len(self._rungs) > 1
+        self._wanted = policy.compression.rung_by_level[0] if started else 0
+        self.plan = self._make_plan()
+        self._clear_period()
+
+    def begin(self, step: int) -> Plan:
+        """Put in force what was decided; call it before iteration ``step``.
+
+        Args:
+            step: The iteration about to start.
+
+        Returns:
+            The plan for it.
+        """
+        before, after = self.plan, self._make_plan()
+        if after == before:
+            return before
+        if after.rung > before.rung:
+            self._safety.raised(step)
+        elif after.rung < before.rung:
+            self._safety.lowered()
+        if after.rung != before.rung:
+            self.changes += 1
+            self._clear_costs()
+        self.plan = after
+        self._note(step, before, after)
+        self._publish(step)
+        return after
+
+    def observe(
+        self,
+        step: int,
+        *,
+        comm_s: float,
+        modelled_s: float | None,
+        wire_bytes: int,
+        dense_bytes: int,
+        gradient_change: float | None,
+        step_s: float | None = None,
+    ) -> None:
+        """Take this rank's own figures of one iteration; what is not a number is left out.
+
+        Args:
+            step: The iteration.
+            comm_s: Measured communication time, codec included.
+            modelled_s: What the same bytes would take on a clear fabric, None if unknown.
+            wire_bytes: Bytes this rank sent.
+            dense_bytes: Bytes it would have sent uncompressed.
+            gradient_change: Relative change of the reduced gradient since the last iteration.
+            step_s: Time of the whole iteration; better than ``comm_s`` to see whether
+                compression pays, since part of the communication may be hidden.
+        """
+        self._wire_bytes = wire_bytes
+        self._slowdown.observe(self.plan.rung, comm_s, modelled_s, wire_bytes, dense_bytes)
+        for name, value in (
+            ("gradient_change", gradient_change),
+            ("step_s", step_s),
+            ("comm_s", comm_s),
+        ):
+            if value is not None and math.isfinite(value) and value >= 0:
+                self._sums[name] += value
+                self._counts[name] += 1
+
+    def due(self, step: int) -> bool:
+        """Whether the ranks regulate after iteration ``step``."""
+        return (step + 1) % self.policy.period.iterations == 0
+
+    def report(self) -> list[float]:
+        """What this rank contributes; combine over ranks by elementwise maximum."""
+        routing = self.bus.routing
+        level = share = None
+        if routing.version != self._routing_version:  # nothing new for a whole period: unknown
+            level, share = routing.level, routing.available_share
+        entries = {
+            "slowdown": self._slowdown.value,
+            "routing_level": level,
+            "minus_available_share": None if share is None else -share,
+            "gradient_change": self._mean("gradient_change"),
+        }
+        costs = [self._mean(name) for name in REPORT_COSTS]
+        values = [entries[name] for name in REPORT_FIELDS] + costs
+        return [UNKNOWN if value is None else float(value) for value in values]
+
+    def agree(self, step: int, combined: Sequence[float]) -> None:
+        """Regulate after iteration ``step``; in force from the next `begin`.
+
+        Args:
+            step: The iteration that just ended.
+            combined: Elementwise maximum of every rank's `report`.
+
+        Raises:
+            ValueError: ``combined`` has another length than a report.
+        """
+        if len(combined) != len(REPORT_FIELDS) + len(REPORT_COSTS):
+            raise ValueError(f"a report has {len(REPORT_FIELDS) + len(REPORT_COSTS)} entries")
+        known = [
+            float(value) if math.isfinite(value) and value >= -1.0 else None for value in combined
+        ]
+        slowdown, level, share, change, step_s, comm_s = known
+        figures = Figures(
+            slowdown=slowdown,
+            routing_level=None if level is None else max(0, min(3, int(level))),
+            available_share=None if share is None else -share,
+            gradient_change=change,
+            cost_s=comm_s if step_s is None else step_s,
+        )
+        held = self._hold > 0
+        verdict = self._regulator.decide(step + 1, self._wanted, self.plan.rung, held, figures)
+        if held:
+            self._hold -= 1
+        elif self._reserve > 0:
+            self._reserve = max(0.0, self._reserve - self.policy.safety.reserve_step)
+        self._wanted = verdict.rung
+        self._level = verdict.level
+        self._cap = verdict.ratio_cap
+        self._reason = verdict.reason
+        self._routing_version = self.bus.routing.version
+        self._clear_period()
+        self._publish(step + 1)
+
+    def losses(self, step: int, mean_loss: float | None, finite: bool) -> None:
+        """Take the agreed loss of iteration ``step``, known during the next one.
+
+        A retreat is in force from the next `begin`, that of iteration ``step + 2``.
+
+        Args:
+            step: The iteration the loss belongs to.
+            mean_loss: Mean over the ranks, None if unknown.
+            finite: Whether all ranks' gradients were finite.
+        """
+        if not self._safety.observe(step, mean_loss, finite):
+            return
+        safety = self.policy.safety
+        self._safety.lowered()
+        self._wanted = max(0, min(self._wanted, self.plan.rung) - 1)
+        self._hold = safety.hold_periods
+        self._reserve = min(MOST_RESERVE, self._reserve + safety.reserve_step)
+        self._reason = f"loss did not fall for {safety.iterations} iterations after a rise"
+        self.retreats += 1
+        self._log.change(step + 1, "retreat", self.plan.rung, self._wanted, self._reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All state of this rank, as plain numbers and lists; resuming from it is exact."""
+        return {
+            "version": STATE_VERSION,
+            "policy": self.policy.digest(),
+            "layers": len(self.layers),
+            "rung": self.plan.rung,
+            "plan": [self.plan.level, self.plan.ratio_cap, self.plan.reserve],
+            "wanted": self._wanted,
+            "level": self._level,
+            "cap": self._cap,
+            "reserve": self._reserve,
+            "reason": self._reason,
+            "hold": self._hold,
+            "retreats": self.retreats,
+            "changes": self.changes,
+            "wire_bytes": self._wire_bytes,
+            "sums": dict(self._sums),
+            "counts": dict(self._counts),
+            "slowdown": self._slowdown.state_dict(),
+            "regulator": self._regulator.state_dict(),
+            "safety": self._safety.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where `state_dict` was taken, on as many ranks as there are now.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            PolicyError: It belongs to another policy, model or engine version.
+        """
+        for name, mine in (
+            ("version", STATE_VERSION),
+            ("policy", self.policy.digest()),
+            ("layers", len(self.layers)),
+        ):
+            if state.get(name) != mine:
+                raise PolicyError(f"state.{name}: {state.get(name)!r} is not {mine!r}")
+        self._level, self._cap, self._reserve = state["plan"]
+        self._wanted = state["rung"]
+        self.plan = self._make_plan()
+        self._wanted = state["wanted"]
+        self._level = state["level"]
+        self._cap = state["cap"]
+        self._reserve = state["reserve"]
+        self._reason = state["reason"]
+        self._hold = state["hold"]
+        self.retreats = state["retreats"]
+        self.changes = state["changes"]
+        self._wire_bytes = state["wire_bytes"]
+        self._sums = dict(state["sums"])
+        self._counts = dict(state["counts"])
+        self._slowdown.load_state_dict(state["slowdown"])
+        self._regulator.load_state_dict(state["regulator"])
+        self._safety.load_state_dict(state["safety"])
+
+    def _make_plan(self) -> Plan:
+        rung = self._rungs[self._wanted]
+        return Plan(
+            rung=self._wanted,
+            mode=rung.mode,
+            bits=rung.bits,
+            level=self._level,
+            ratio=rung.ratio,
+            ratio_cap=self._cap,
+            reserve=self._reserve,
+        )
+
+    def _note(self, step: int, before: Plan, after: Plan) -> None:
+        change = self._log.change
+        change(step, "level", before.level, after.level, self._reason)
+        change(step, "ratio", before.ratio, after.ratio, self._reason)
+        change(step, "bits", _bits_text(before), _bits_text(after), self._reason)
+        change(step, "reserve", before.reserve, after.reserve, self._reason)
+
+    def _publish(self, step: int) -> None:
+        self.bus.push_compression(
+            step=step,
+            ratio=self.plan.ratio,
+            ratio_cap=self._cap,
+            wire_bytes=self._wire_bytes,
+            reserve=self._reserve,
+        )
+
+    def _mean(self, name: str) -> float | None:
+        count = self._counts[name]
+        return self._sums[name] / count if count else None
+
+    def _clear_period(self) -> None:
+        self._sums = {"gradient_change": 0.0}
+        self._counts = {"gradient_change": 0}
+        self._clear_costs()
+
+    def _clear_costs(self) -> None:
+        """Times under one rung say nothing of another."""
+        for name in REPORT_COSTS:
+            self._sums[name] = 0.0
+            self._counts[name] = 0
+
+
+def _bits_text(plan: Plan) -> str:
+    """Elements aside: how many layers have how many bits, such as ``4x120 8x30 16x61``."""
+    return " ".join(f"{bits}x{plan.bits.count(bits)}" for bits in sorted(set(plan.bits)))
