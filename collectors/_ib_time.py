@@ -43,9 +43,12 @@ def scale_epoch(value: int) -> tuple[int | None, str]:
     Seconds stay below 1e11 (the year 5138), milliseconds below 1e14, microseconds below 1e17.
     Times before March 1973 in a finer unit would be taken for a coarser one.
     """
-    for limit, factor, unit in ((10**11, 10**9, "s"), (10**14, 10**6, "ms"), (10**17, 1000, "us")):
-        if value < limit:
-            break
+    if value < 10**11:
+        factor, unit = 10**9, "s"
+    elif value < 10**14:
+        factor, unit = 10**6, "ms"
+    elif value < 10**17:
+        factor, unit = 1000, "us"
     else:
         factor, unit = 1, "ns"
     ns = value * factor
@@ -97,7 +100,8 @@ def name_time(name: str, context: Context) -> int | None:
             try:
                 if offset and offset != "Z":
                     local = datetime.strptime(offset.replace(":", ""), "%z").tzinfo
-                moment = datetime(*(int(g) for g in match.groups()[:6]), tzinfo=local)
+                year, month, day, hour, minute, second = map(int, match.groups()[:6])
+                moment = datetime(year, month, day, hour, minute, second, tzinfo=local)
             except ValueError:
                 continue
             return None if local is None else to_ns(moment)
