@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,8 +27,11 @@ def all_collectors() -> dict[str, Collector]:
     return found
 
 
-def claim_best(path: Path, head: bytes) -> tuple[Collector, float] | None:
+def claim_best(
+    path: Path, head: bytes, collectors: Mapping[str, Collector] | None = None
+) -> tuple[Collector, float] | None:
     """The collector most sure of ``path``, with its confidence; ``None`` where none claims it."""
-    claims = [(c.claim(path, head), c.name, c) for c in all_collectors().values()]
+    among = all_collectors() if collectors is None else collectors
+    claims = [(c.claim(path, head), c.name, c) for c in among.values()]
     confidence, _, collector = max(claims, key=lambda claim: (claim[0], claim[1]))
     return (collector, confidence) if confidence > 0 else None

@@ -6,7 +6,7 @@ writes in a transaction that appears with one rename, or not at all.
 
 from xtune.lake._conflict import ConflictError
 from xtune.lake._lake import Lake
-from xtune.lake._records import DataFile, InputRecord
+from xtune.lake._records import DataFile, InputRecord, InputState
 from xtune.lake._rejected import REJECTED
 from xtune.lake._transaction import Transaction
 from xtune.lake.health import Health, inspect
@@ -18,6 +18,7 @@ __all__ = [
     "DataFile",
     "Health",
     "InputRecord",
+    "InputState",
     "Lake",
     "Pruned",
     "Transaction",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xtune
 from xtune.tables import SCHEMA_VERSION
 
 UNKNOWN_DATE = "unknown"
+
+InputState = Literal["read", "rejected", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +99,7 @@ class InputRecord:
     reading: Mapping[str, str] = field(default_factory=dict)
     whose: Mapping[str, str] = field(default_factory=dict)
     time_ns: int
-    state: str = "read"
+    state: InputState = "read"
     rows: Mapping[str, int] = field(default_factory=dict)
     rejects: int = 0
 

@@ -1,0 +1,67 @@
+"""Which collector reads an input, and what to say where none does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+from xtune.collectors import _registry
+from xtune.collectors._base import Collector, Reject
+from xtune.errors import UsageError
+
+# A collector may be vaguely reminded of a folder; to read it whole instead of its files it must
+# be rather sure.
+FOLDER_CONFIDENCE = 0.5
+
+# First bytes -> what it is and what to do. A tar says so at byte 257 (POSIX ustar).
+_ARCHIVES = (
+    (0, b"PK\x03\x04", "a zip archive", "unzip it first"),
+    (257, b"ustar", "a tar archive", "unpack it first: tar -xf"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first: zstd -d"),
+    (0, b"\xfd7zXZ\x00", "compressed with xz", "decompress it first: xz -d"),
+    (0, b"BZh", "compressed with bzip2", "decompress it first: bzip2 -d"),
+    (0, b"PAR1", "a Parquet file", "the lake's own tables are not collected again"),
+)
+_LIST_HINT = "xtune collect --list shows what is known; --kind forces one"
+
+
+class Claims:
+    """Asks the collectors.
+
+    Args:
+        collectors: By name.
+        kind: The one to read every input with, or None.
+
+    Raises:
+        UsageError: There is no collector of that name.
+    """
+
+    def __init__(self, collectors: Mapping[str, Collector], kind: str | None) -> None:
+        self._collectors = collectors
+        self._forced: Collector | None = None
+        if kind is not None:
+            if kind not in collectors:
+                near = difflib.get_close_matches(kind, collectors, n=1)
+                raise UsageError(
+                    f"--kind {kind}: no such format",
+                    f"did you mean {near[0]}?" if near else "xtune collect --list shows them",
+                )
+            self._forced = collectors[kind]
+
+    def folder(self, path: Path) -> bool:
+        """Whether a collector reads this folder whole."""
+        among = [self._forced] if self._forced else self._collectors.values()
+        return any(collector.claim(path, b"") >= FOLDER_CONFIDENCE for collector in among)
+
+    def of(self, path: Path, head: bytes) -> Collector | Reject:
+        """The collector for an input, or why there is none."""
+        if self._forced is not None:
+            return self._forced
+        best = _registry.claim_best(path, head, self._collectors) if self._collectors else None
+        if best is not None:
+            return best[0]
+        for offset, magic, what, hint in _ARCHIVES:
+            if head[offset : offset + len(magic)] == magic:
+                return Reject("file", f"is {what}", hint)
+        return Reject("file", "no collector knows this format", _LIST_HINT)

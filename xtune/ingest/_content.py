@@ -1,0 +1,171 @@
+"""What an input holds, told by hashes: the whole, and the beginnings that were read before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES
+
+CHUNK_BYTES = 1 << 20
+# Files whose first 4 KiB agree may be one log before and after it was rotated to another name;
+# shorter ones (snapshots of idle ports) may agree by chance, so only their path tells.
+SIGN_BYTES = 4096
+# /sys changes all the time; of a sysfs root only this is telemetry.
+SYSFS_PART = Path("class", "infiniband")
+# Links of a sysfs device that lead out of it.
+SYSFS_LINKS = frozenset({"device", "driver", "subsystem", "iommu", "iommu_group", "firmware_node"})
+TREE_FILES = 100_000
+
+
+@dataclass(kw_only=True, slots=True)
+class Content:
+    """Hashes of one input.
+
+    Attributes:
+        digest: SHA-256 of the content after gzip; of names and contents for a folder.
+        size: Bytes of that content.
+        sign: SHA-256 of its first SIGN_BYTES; empty where it is shorter, or a folder.
+        beginnings: SHA-256 of the first n bytes, for the n that were asked for.
+    """
+
+    digest: str
+    size: int
+    sign: str = ""
+    beginnings: dict[int, str] = field(default_factory=dict)
+
+
+def chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Content of a file, gzip undone as far as it goes; a damaged end is left out."""
+    data = stream.read(CHUNK_BYTES)
+    if data[:2] != GZIP_MAGIC:
+        while data:
+            yield data
+            data = stream.read(CHUNK_BYTES)
+        return
+    inflate = zlib.decompressobj(wbits=31)
+    while data:
+        try:
+            text = inflate.decompress(data, CHUNK_BYTES)
+        except zlib.error:
+            return
+        if text:
+            yield text
+        data = inflate.unconsumed_tail
+        if inflate.eof:
+            data = inflate.unused_data
+            if len(data) < len(GZIP_MAGIC):
+                data += stream.read(CHUNK_BYTES)
+            if data[:2] != GZIP_MAGIC:  # the end, or zeros that pad a tape's block
+                return
+            inflate = zlib.decompressobj(wbits=31)
+        data = data or stream.read(CHUNK_BYTES)
+    if rest := inflate.flush():
+        yield rest
+
+
+def read_head(path: Path) -> bytes:
+    """The first HEAD_BYTES of the content, fewer where gzip is damaged before.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    head = b""
+    with path.open("rb") as stream:
+        for chunk in chunks(stream):
+            head += chunk
+            if len(head) >= HEAD_BYTES:
+                break
+    return head[:HEAD_BYTES]
+
+
+def measure(path: Path, earlier_sizes: Callable[[str], Iterable[int]]) -> Content:
+    """Hash a file in one pass.
+
+    Args:
+        path: The file.
+        earlier_sizes: Given the sign, lengths whose beginnings are wanted too.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    whole = hashlib.sha256()
+    size = 0
+    sign = ""
+    beginnings: dict[int, str] = {}
+    with path.open("rb") as stream:
+        source = chunks(stream)
+        first = b""
+        while len(first) < SIGN_BYTES and (more := next(source, b"")):
+            first += more
+        if len(first) >= SIGN_BYTES:
+            sign = hashlib.sha256(first[:SIGN_BYTES]).hexdigest()
+        wanted = sorted(set(earlier_sizes(sign)), reverse=True)
+        chunk = first
+        while chunk:
+            while wanted and wanted[-1] <= size + len(chunk):
+                cut = wanted.pop() - size
+                beginning = whole.copy()
+                beginning.update(chunk[:cut])
+                beginnings[size + cut] = beginning.hexdigest()
+            whole.update(chunk)
+            size += len(chunk)
+            chunk = next(source, b"")
+    return Content(digest=whole.hexdigest(), size=size, sign=sign, beginnings=beginnings)
+
+
+def measure_tree(root: Path) -> Content:
+    """Hash a folder: the names and contents of its files, in name order.
+
+    What cannot be read counts by its name alone.
+    """
+    whole = hashlib.sha256()
+    size = 0
+    part = root / SYSFS_PART
+    for path in _tree_files(part if part.is_dir() else root):
+        name = os.fsencode(path.relative_to(root))
+        try:
+            with path.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").digest()
+                size += stream.tell()
+        except OSError:
+            content = b""
+        whole.update(len(name).to_bytes(4, "big") + name + content)
+    return Content(digest=whole.hexdigest(), size=size)
+
+
+def newest_mtime_ns(root: Path) -> int:
+    """Newest modification time in a file or folder."""
+    if not root.is_dir():
+        return root.stat().st_mtime_ns
+    part = root / SYSFS_PART
+    files = _tree_files(part if part.is_dir() else root)
+    return max((path.stat().st_mtime_ns for path in files), default=0)
+
+
+def _tree_files(root: Path) -> Iterator[Path]:
+    """Regular files below a folder, at most TREE_FILES, in name order."""
+    seen: set[tuple[int, int]] = set()
+    pending = [root]
+    count = 0
+    while pending and count < TREE_FILES:
+        path = pending.pop()
+        try:
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                if path.is_symlink() and path.name in SYSFS_LINKS:
+                    continue
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    pending += [path / name for name in sorted(os.listdir(path), reverse=True)]
+            elif stat.S_ISREG(status.st_mode):
+                count += 1
+                yield path
+        except OSError:
+            continue

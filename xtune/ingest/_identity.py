@@ -1,0 +1,140 @@
+"""The ledger's key of an input, and which earlier readings a new one replaces.
+
+The key is the content, the flags and the collector's version. Flags that say how to read
+(``reading``) and a newer collector replace an earlier reading of the same content; flags that say
+whose it is (``whose``) stand beside it. A file that grew begins with what was read before: its new
+reading holds the earlier rows, so it replaces them, and what is added is the tail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from xtune.collectors._base import Context
+from xtune.ingest._content import Content
+from xtune.ingest.host_map import HostMap
+from xtune.lake import ConflictError, InputRecord
+
+#: In ``whose``: the time that ``--time-from`` takes from the file itself. Two snapshots of an idle
+#: port have the same content and are two readings where their times differ.
+TIME = "time"
+
+
+def reading_flags(context: Context, host_map: HostMap) -> dict[str, str]:
+    """Flags that say how to read; those not given are absent.
+
+    ``--kind`` is not among them: what it decides, the collector, is in the key.
+    """
+    flags = {"tz": context.tz, "time_from": context.time_from}
+    flags |= {f"map.{ours}": theirs for ours, theirs in context.column_map.items()}
+    if host_map.names:
+        flags["host_map"] = host_map.digest
+    return {name: value for name, value in sorted(flags.items()) if value is not None}
+
+
+def whose_flags(context: Context, time: str | None) -> dict[str, str]:
+    """Flags that say whose it is; those not given are absent."""
+    rank = None if context.rank is None else str(context.rank)
+    host = context.host.lower() if context.host else None
+    flags = {"host": host, "job": context.job, "run": context.run, "rank": rank, TIME: time}
+    flags |= {f"label.{name}": value for name, value in context.labels.items()}
+    return {name: value for name, value in sorted(flags.items()) if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """One input as it is about to be read.
+
+    Attributes:
+        path: Absolute path; empty for standard input.
+        content: Its hashes.
+        parser: The collector; empty where none reads it.
+        parser_version: The collector's version.
+        reading: See :func:`reading_flags`.
+        whose: See :func:`whose_flags`.
+    """
+
+    path: str
+    content: Content
+    parser: str
+    parser_version: int
+    reading: Mapping[str, str]
+    whose: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """12 hex digits, the same wherever and whenever the same input is read alike."""
+        key = [
+            self.content.digest,
+            self.parser,
+            self.parser_version,
+            dict(self.reading),
+            dict(self.whose),
+        ]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+
+    def earlier_sizes(self, inputs: Mapping[str, InputRecord], sign: str) -> Iterator[int]:
+        """Lengths of earlier readings that this file may begin with."""
+        for record in inputs.values():
+            if self._may_continue(record, sign):
+                yield record.size
+
+    def _may_continue(self, record: InputRecord, sign: str) -> bool:
+        return (bool(self.path) and record.path == self.path) or (
+            bool(sign) and record.head == sign
+        )
+
+    def known(self, inputs: Mapping[str, InputRecord]) -> InputRecord | None:
+        """The reading that makes this one superfluous.
+
+        The same, one by a newer version of the collector, or where no collector claims the input
+        now one that was told with ``--kind``.
+        """
+        if self.id in inputs:
+            return inputs[self.id]
+        for record in self._same_content(inputs):
+            newer = record.parser == self.parser and record.parser_version > self.parser_version
+            if newer or (record.parser and not self.parser):
+                return record
+        return None
+
+    def supersedes(self, inputs: Mapping[str, InputRecord]) -> frozenset[str]:
+        """Ids of the earlier readings whose rows this one replaces.
+
+        Raises:
+            ConflictError: Another process read the same meanwhile.
+        """
+        if self.known(inputs) is not None:
+            raise ConflictError(f"input {self.id} is in the lake already")
+        found = {record.id for record in self._same_content(inputs)}
+        for record in inputs.values():
+            # What could not be read at this path before, for want of rights or of a collector.
+            retried = not record.parser and bool(self.path) and record.path == self.path
+            if retried or self._continues(record):
+                found.add(record.id)
+        return frozenset(found)
+
+    def _same_content(self, inputs: Mapping[str, InputRecord]) -> Iterator[InputRecord]:
+        for record in inputs.values():
+            if record.content == self.content.digest and self._same_owner(record):
+                ours, theirs = self.whose.get(TIME), record.whose.get(TIME)
+                at_two_times = ours is not None and theirs is not None and ours != theirs
+                if not at_two_times or (bool(self.path) and record.path == self.path):
+                    yield record
+
+    def _continues(self, record: InputRecord) -> bool:
+        return (
+            record.size < self.content.size
+            and self._may_continue(record, self.content.sign)
+            and self.content.beginnings.get(record.size) == record.content
+            and self._same_owner(record)
+        )
+
+    def _same_owner(self, record: InputRecord) -> bool:
+        ours, theirs = dict(self.whose), dict(record.whose)
+        ours.pop(TIME, None)
+        theirs.pop(TIME, None)
+        return ours == theirs

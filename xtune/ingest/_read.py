@@ -1,0 +1,139 @@
+"""Reads one input into one transaction."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, Rows, Source
+from xtune.errors import LakeError
+from xtune.ingest.host_map import HostMap
+from xtune.ingest.summary import FileResult
+from xtune.lake import REJECTED, Transaction
+
+# A binary file forced through a text collector would reject each line: these are stored, the rest
+# is counted.
+STORED_REJECTS = 1000
+SHOWN_REJECTS = 5
+
+
+@dataclass(kw_only=True, slots=True)
+class Reading:
+    """What one input gave."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    rejects: int = 0
+    stored: list[Reject] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reject: Reject) -> Reading:
+        """What an input gives that cannot be read at all."""
+        reading = cls()
+        reading.reject(reject)
+        return reading
+
+    @property
+    def reasons(self) -> tuple[Reject, ...]:
+        """The first rejects."""
+        return tuple(self.stored[:SHOWN_REJECTS])
+
+    def reject(self, reject: Reject) -> None:
+        """Count a reject, and keep it if there is room."""
+        self.rejects += 1
+        if len(self.stored) < STORED_REJECTS:
+            self.stored.append(reject)
+
+
+def read_input(
+    collector: Collector,
+    source: Source,
+    context: Context,
+    hosts: HostMap,
+    transaction: Transaction | None,
+    source_id: str,
+    *,
+    debug: bool,
+) -> Reading:
+    """Read an input and write its rows.
+
+    Args:
+        collector: Reads it.
+        source: The input.
+        context: What the user says of it.
+        hosts: Applied to host columns.
+        transaction: Where rows go; None writes nothing.
+        source_id: Fills the column ``source``.
+        debug: Let an exception of the collector through.
+    """
+    reading = Reading()
+    for item in _items(collector, source, context, debug=debug):
+        match item:
+            case Rows(table=table, batch=batch):
+                try:
+                    if transaction is not None:
+                        transaction.write(table, hosts.apply(batch), source=source_id)
+                    reading.rows[table] += batch.num_rows
+                except (LakeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                    if debug:
+                        raise
+                    reading.reject(_bug(collector, error))
+            case Reject():
+                reading.reject(item)
+            case Note(text=text, count=count):
+                reading.notes[text] += count
+    return reading
+
+
+def write_rejects(
+    transaction: Transaction, reading: Reading, result: FileResult, now_ns: int
+) -> None:
+    """Write the rejects of one input into the table ``rejected``."""
+    kept = reading.stored
+    if reading.rejects > len(kept):
+        more = f"{reading.rejects - len(kept)} more pieces, the first {len(kept)} are listed"
+        kept = [*kept, Reject("after them", more)]
+    rows = [
+        {
+            "ts": now_ns,
+            "file": result.path,
+            "offset": reject.offset,
+            "reason": reject.reason,
+            "hint": reject.hint or None,
+            "collector": result.collector,
+            "source": result.source,
+        }
+        for reject in kept
+    ]
+    if rows:
+        transaction.write(REJECTED.name, pa.Table.from_pylist(rows, schema=REJECTED.schema))
+
+
+def _items(
+    collector: Collector, source: Source, context: Context, *, debug: bool
+) -> Iterator[Item]:
+    """A collector's items; an exception ends them with a reject, what came before is kept."""
+    try:
+        yield from collector.read(source, context)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        yield Reject("end", f"damaged gzip: {error}", "copy it again; what came before is kept")
+    except OSError as error:
+        yield Reject("file", f"cannot be read: {error.strerror or error}", "check the file")
+    except Exception as error:  # a collector may be anyone's; one bad file costs itself only
+        if debug:
+            raise
+        yield _bug(collector, error)
+
+
+def _bug(collector: Collector, error: Exception) -> Reject:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return Reject(
+        "file",
+        f"collector {collector.name} failed: {text}",
+        "a bug of the collector: --debug shows where; what came before is kept",
+    )
