@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -63,7 +63,9 @@ class Source:
         """Open for reading bytes; gzip is undone by content, whatever the name says."""
         raw = self.path.open("rb")
         if raw.peek(2)[:2] == GZIP_MAGIC:
-            return gzip.GzipFile(fileobj=raw)
+            stream = gzip.GzipFile(fileobj=raw)
+            stream.myfileobj = cast(io.FileIO, raw)  # GzipFile closes this one, but not ``fileobj``
+            return stream
         return raw
 
     def head(self) -> bytes:

@@ -1,0 +1,77 @@
+"""Run a collector over bytes and look at what it yields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from xtune.collectors._base import Collector, Context, Note, Reject, Rows, Source
+from xtune.tables import TABLES
+
+
+@dataclass
+class Read:
+    """All a collector said about one input; times are integers, nanoseconds since the epoch."""
+
+    rows: list[dict[str, Any]]
+    rejects: list[Reject]
+    notes: list[Note]
+
+    def note(self, words: str) -> Note:
+        """The one note that has ``words`` in it."""
+        (found,) = [note for note in self.notes if words in note.text]
+        return found
+
+
+def context(**values: Any) -> Context:
+    return Context(now_ns=lambda: 0, **values)
+
+
+def as_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows with times as integers and maps as dicts."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        values = column.to_pylist()
+        if pa.types.is_map(column.type):
+            values = [None if value is None else dict(value) for value in values]
+        columns[name] = values
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def read_path(collector: Collector, path: Path, ctx: Context | None = None) -> Read:
+    """Read ``path``; checks that each batch has the schema of its table."""
+    found = Read([], [], [])
+    for item in collector.read(Source(path, path.name), ctx or context()):
+        if isinstance(item, Rows):
+            schema = TABLES[item.table].schema
+            assert item.batch.schema == pa.schema([f for f in schema if f.name != "source"])
+            item.batch.validate(full=True)
+            found.rows += as_rows(item.batch)
+        elif isinstance(item, Reject):
+            found.rejects.append(item)
+        else:
+            found.notes.append(item)
+    return found
+
+
+def read_bytes(
+    collector: Collector,
+    data: bytes,
+    folder: Path,
+    name: str = "input",
+    ctx: Context | None = None,
+) -> Read:
+    path = folder / name
+    path.write_bytes(data)
+    return read_path(collector, path, ctx)
+
+
+def some(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+    """The named columns of a row."""
+    return tuple(row[name] for name in names)
