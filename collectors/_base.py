@@ -122,6 +122,8 @@ class Collector(ABC):
     title: ClassVar[str]
     #: Rises when the rows made from the same bytes change.
     version: ClassVar[int] = 1
+    #: The rows depend on the file's name too (a rank in it): equal files of two names are two.
+    name_tells: ClassVar[bool] = False
 
     @abstractmethod
     def claim(self, path: Path, head: bytes) -> float:

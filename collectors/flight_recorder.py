@@ -51,6 +51,7 @@ class FlightRecorder(Collector):
     """Reads dumps of PyTorch's NCCL Flight Recorder."""
 
     name = "flight_recorder"
+    name_tells = True
     title = "PyTorch NCCL Flight Recorder dumps (pickle or JSON)"
 
     def claim(self, path: Path, head: bytes) -> float:

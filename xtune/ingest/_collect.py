@@ -195,13 +195,14 @@ class _Run:
     def _identity(
         self, place: str, content: Content, collector: Collector | None, time: str | None
     ) -> Identity:
+        name = Path(place).name if place and collector and collector.name_tells else None
         return Identity(
             path=place,
             content=content,
             parser=collector.name if collector else "",
             parser_version=collector.version if collector else 0,
             reading=_identity.reading_flags(self.context, self.hosts) if collector else {},
-            whose=_identity.whose_flags(self.context, time),
+            whose=_identity.whose_flags(self.context, time, name),
         )
 
     def _store(

@@ -18,9 +18,10 @@ from xtune.ingest._content import Content
 from xtune.ingest.host_map import HostMap
 from xtune.lake import ConflictError, InputRecord
 
-#: In ``whose``: the time that ``--time-from`` takes from the file itself. Two snapshots of an idle
-#: port have the same content and are two readings where their times differ.
-TIME = "time"
+#: In ``whose``: the time that ``--time-from`` takes from the file's place, and its name where the
+#: collector reads something from it. Two snapshots of an idle port, or the empty dumps of two
+#: ranks, have the same content and are two readings where these differ.
+TIME, NAME = "time", "name"
 
 
 def reading_flags(context: Context, host_map: HostMap) -> dict[str, str]:
@@ -35,11 +36,12 @@ def reading_flags(context: Context, host_map: HostMap) -> dict[str, str]:
     return {name: value for name, value in sorted(flags.items()) if value is not None}
 
 
-def whose_flags(context: Context, time: str | None) -> dict[str, str]:
-    """Flags that say whose it is; those not given are absent."""
+def whose_flags(context: Context, time: str | None, name: str | None) -> dict[str, str]:
+    """Flags that say whose it is, and what its place says; those not given are absent."""
     rank = None if context.rank is None else str(context.rank)
     host = context.host.lower() if context.host else None
-    flags = {"host": host, "job": context.job, "run": context.run, "rank": rank, TIME: time}
+    flags = {"host": host, "job": context.job, "run": context.run, "rank": rank}
+    flags |= {TIME: time, NAME: name}
     flags |= {f"label.{name}": value for name, value in context.labels.items()}
     return {name: value for name, value in sorted(flags.items()) if value is not None}
 
@@ -120,10 +122,13 @@ class Identity:
     def _same_content(self, inputs: Mapping[str, InputRecord]) -> Iterator[InputRecord]:
         for record in inputs.values():
             if record.content == self.content.digest and self._same_owner(record):
-                ours, theirs = self.whose.get(TIME), record.whose.get(TIME)
-                at_two_times = ours is not None and theirs is not None and ours != theirs
-                if not at_two_times or (bool(self.path) and record.path == self.path):
+                here = bool(self.path) and record.path == self.path
+                if here or not any(self._differs(record, key) for key in (TIME, NAME)):
                     yield record
+
+    def _differs(self, record: InputRecord, key: str) -> bool:
+        both = key in self.whose and key in record.whose
+        return both and self.whose[key] != record.whose[key]
 
     def _continues(self, record: InputRecord) -> bool:
         return (
@@ -134,7 +139,8 @@ class Identity:
         )
 
     def _same_owner(self, record: InputRecord) -> bool:
-        ours, theirs = dict(self.whose), dict(record.whose)
-        ours.pop(TIME, None)
-        theirs.pop(TIME, None)
-        return ours == theirs
+        return _owner(self.whose) == _owner(record.whose)
+
+
+def _owner(whose: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in whose.items() if key not in (TIME, NAME)}
