@@ -149,7 +149,8 @@ class _Reading:
         is_ca = row.get("Ty") == "CA"
         self.fabric.node(node, is_ca, row.get("Node Desc", "").strip('"').strip())
         self.labels[node, row.get("#", "")] = number
-        self.by_lid[int(lid[0])] = node
+        if self.by_lid.setdefault(int(lid[0]), node) != node:
+            self.by_lid[int(lid[0])] = ""  # a LID that two nodes claim names neither
         up = self._common(row, node, number)
         far = re.match(r"(\d+)\s*\((.*)\)", row.get("Conn LID (#)", ""))
         if up and far:
@@ -164,7 +165,7 @@ class _Reading:
         blocks = {node for node, _ in self.labels}
         for end, far, label, width, rate in self.loose:
             node = self.by_lid.get(far) if isinstance(far, int) else far
-            if node is None:
+            if not node:
                 continue
             if node not in blocks:
                 # A neighbour without a block of its own is no switch.
