@@ -1,0 +1,107 @@
+"""Reports: derived tables and a study's result in, one HTML file and its JSON twin out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xtune.reports._base import Card, Plot, Section, safe_card
+
+if TYPE_CHECKING:
+    from xtune.lake import Lake
+
+__all__ = ["Report", "build_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was written."""
+
+    html: Path
+    json: Path
+    bytes: int
+    failed: tuple[str, ...]
+
+
+def sections() -> list[Section]:
+    """Every section, in order: each module of ``reports/sections``."""
+    folder = Path(__file__).parent / "sections"
+    found = [
+        importlib.import_module(f"xtune.reports.sections.{info.name}").SECTION
+        for info in pkgutil.iter_modules([str(folder)])
+    ]
+    return sorted(found, key=lambda section: (section.order, section.name))
+
+
+def build_report(
+    lake: Lake,
+    out: Path,
+    *,
+    study: Mapping[str, Any] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    language: str = "en",
+    command: str = "",
+) -> Report:
+    """Write ``out`` (one self-contained HTML file) and ``report.json`` beside it.
+
+    Args:
+        lake: With derived tables.
+        out: The HTML file.
+        study: A study's ``result.json``.
+        since: From this time on.
+        until: Before this time.
+        language: ``en`` or ``zh``.
+        command: Shown in the provenance.
+
+    Raises:
+        NoDataError: Nothing was rebuilt yet.
+    """
+    from xtune.reports._data import gather
+    from xtune.reports._page import render
+
+    content = gather(
+        lake, study=study, since=since, until=until, language=language, command=command
+    )
+    cards = [card for card in (safe_card(s, content) for s in sections()) if card is not None]
+    html = out.absolute()
+    html.parent.mkdir(parents=True, exist_ok=True)
+    twin = html.with_name("report.json")
+    document = {
+        "schema": 1,
+        "provenance": content.provenance,
+        "cards": [_plain(card) for card in cards],
+        "study": study,
+    }
+    _replace(html, render(content, cards))
+    _replace(twin, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    failed = tuple(card.name for card in cards if card.failed)
+    return Report(html, twin, html.stat().st_size, failed)
+
+
+def _plain(card: Card) -> dict[str, Any]:
+    blocks = [
+        {"kind": type(block).__name__.lower(), **dataclasses.asdict(block)}
+        for block in card.blocks
+        if not isinstance(block, Plot)
+    ]
+    plots = [
+        {"kind": "plot", "alternative": b.alternative, "figure": b.figure}
+        for b in card.blocks
+        if isinstance(b, Plot)
+    ]
+    return {"name": card.name, "title": card.title, "blocks": blocks + plots}
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -99,7 +99,7 @@ def json_rows(data: Any) -> list[dict[str, Any]]:
     """Rows of an Arrow table for JSON: times RFC 3339 with nine digits, maps as objects."""
     import pyarrow as pa
 
-    columns = {}
+    columns: dict[str, list[Any]] = {}
     for name, column in zip(data.column_names, data.columns, strict=True):
         if pa.types.is_timestamp(column.type):
             stamps = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())

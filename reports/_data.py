@@ -1,0 +1,116 @@
+"""Gathers what a report shows: derived tables of the lake and a study's result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from xtune.errors import NoDataError
+from xtune.reports._words import translator
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from xtune.lake import Lake
+
+DERIVED = ("episodes", "link_episodes", "link_rates", "collective_impact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Everything that sections draw from.
+
+    Attributes:
+        tables: Derived tables by bare name, cut to the asked span; times are int64 ns.
+        study: A study's ``result.json``, or ``None``.
+        provenance: Command, versions, span and inputs.
+        words: English text to the report's language.
+    """
+
+    tables: Mapping[str, pl.DataFrame]
+    study: Mapping[str, Any] | None
+    provenance: Mapping[str, Any]
+    words: Callable[[str], str]
+    language: str = "en"
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, link: str | None) -> str:
+        """A link as an engineer knows it: the node's name and port, else its id."""
+        return "" if link is None else self.names.get(link, link)
+
+
+def gather(
+    lake: Lake,
+    *,
+    study: Mapping[str, Any] | None,
+    since: datetime | None,
+    until: datetime | None,
+    language: str,
+    command: str,
+) -> Content:
+    """Read the lake.
+
+    Raises:
+        NoDataError: Nothing was rebuilt yet.
+    """
+    import polars as pl
+
+    tables = {}
+    for name in DERIVED:
+        frame = pl.from_arrow(lake.read(f"derived/{name}"))
+        assert isinstance(frame, pl.DataFrame)
+        column = "ts" if name == "link_rates" else "start_ts"
+        if since is not None:
+            frame = frame.filter(pl.col(column) >= since)
+        if until is not None:
+            frame = frame.filter(pl.col(column) < until)
+        tables[name] = frame.with_columns(pl.col(pl.Datetime).dt.epoch("ns"))
+    if tables["link_rates"].is_empty():
+        raise NoDataError("the lake holds no rates", "run xtune rebuild first")
+    return Content(
+        tables=tables,
+        study=study,
+        provenance=_provenance(lake, tables, study, command),
+        words=translator(language),
+        language=language,
+        names=_link_names(lake),
+    )
+
+
+def _link_names(lake: Lake) -> dict[str, str]:
+    """``node name:port`` for every directed port of the topology."""
+    topology = lake.read("topology_links", ["src_guid", "src_name", "src_port"])
+    return {
+        f"{guid}/{port}": f"{name.strip()}:{port}"
+        for guid, name, port in zip(*(c.to_pylist() for c in topology.columns), strict=True)
+        if guid and name and port is not None
+    }
+
+
+def _provenance(
+    lake: Lake, tables: Mapping[str, pl.DataFrame], study: Mapping[str, Any] | None, command: str
+) -> dict[str, Any]:
+    from xtune import __version__
+
+    rates = tables["link_rates"]
+    inputs: dict[str, int] = {}
+    for record in lake.inputs().values():
+        inputs[record.parser] = inputs.get(record.parser, 0) + 1
+    found = {
+        "xtune": __version__,
+        "command": command,
+        "telemetry_from_ns": rates["ts"].min(),
+        "telemetry_to_ns": rates["ts"].max(),
+        "intervals": rates.height,
+        "intervals_unknown": rates["level"].null_count(),
+        "links": rates["link"].n_unique(),
+        "inputs": inputs,
+    }
+    if study is not None:
+        found["study"] = study["study"]
+        found["calibration"] = study["calibration"]
+        found |= {f"study_{k}": v for k, v in study["provenance"].items()}
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]

@@ -1,0 +1,67 @@
+"""Numbers and figures that several sections show alike."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+# cividis: readable without colour vision; unknown is the page's own background.
+LEVEL_COLOURS = ("#e8eef4", "#f0c04a", "#d9662b", "#7a1030")
+INK = "#3b6fb5"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; ``-`` for unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if float(value).is_integer() and abs(value) < 1e12:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent with one digit; ``-`` for unknown."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def moment(ns: int) -> str:
+    """UTC to the second."""
+    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def covered_seconds(rates: pl.DataFrame) -> float:
+    """Time that at least one link was observed for, gaps left out."""
+    import polars as pl
+
+    spans = (
+        rates.select(
+            (pl.col("ts") - (pl.col("interval_s") * 1e9).cast(pl.Int64)).alias("a"),
+            pl.col("ts").alias("b"),
+        )
+        .sort("a")
+        .with_columns(pl.col("b").cum_max().shift(1).alias("before"))
+        .with_columns(
+            (pl.col("b") - pl.max_horizontal("a", "before")).clip(lower_bound=0).alias("new")
+        )
+    )
+    return float(spans["new"].sum()) / 1e9
+
+
+def figure_json(figure: go.Figure) -> dict[str, Any]:
+    """The figure as a JSON object, without Plotly's default template's weight."""
+    import json
+
+    figure.update_layout(
+        template="none",
+        margin={"l": 70, "r": 20, "t": 20, "b": 50},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13},
+    )
+    loaded: dict[str, Any] = json.loads(figure.to_json())
+    return loaded

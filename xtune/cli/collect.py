@@ -1,0 +1,171 @@
+"""``xtune collect``: telemetry into the lake."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xtune.cli._common import (
+    DebugOption,
+    DryRunOption,
+    JsonOption,
+    LakeOption,
+    StrictOption,
+    open_lake,
+    parse_duration_s,
+    parse_pairs,
+)
+from xtune.console import emit_json, note, progress, say, table
+from xtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from xtune.collectors import Context
+    from xtune.ingest import IngestSummary
+
+SHOWN_REJECTS = 10
+
+
+def run(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files, folders, globs or -; none: this host, live.")
+    ] = None,
+    lake: LakeOption = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Force a format.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the formats.")] = False,
+    job: Annotated[str | None, typer.Option("--job", help="Job, where not said.")] = None,
+    run_name: Annotated[str | None, typer.Option("--run", help="Run, where not said.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Host, where not said.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Rank, where not said.")
+    ] = None,
+    tz: Annotated[str | None, typer.Option("--tz", help="Zone of local times, e.g. UTC.")] = None,
+    time_from: Annotated[
+        str | None, typer.Option("--time-from", help="mtime, name or now, for files without time.")
+    ] = None,
+    host_map: Annotated[
+        Path | None, typer.Option("--host-map", help="File of from=to host names.")
+    ] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="Column map, e.g. loss=train/loss.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", help="Label k=v.")] = None,
+    interval: Annotated[
+        str, typer.Option("--interval", help="Live: time between samples.")
+    ] = "1s",
+    duration: Annotated[
+        str | None, typer.Option("--duration", help="Live: how long; until interrupted.")
+    ] = None,
+    sysfs: Annotated[Path, typer.Option("--sysfs", help="Live: root of the sysfs tree.")] = Path(
+        "/sys"
+    ),
+    strict: StrictOption = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Read telemetry into the lake; each file's format is found by its content."""
+    if list_:
+        _list(json)
+        return
+    context = _context(host, job, run_name, rank, tz, time_from, map_, label)
+    if not paths:
+        from xtune.cli._live import sample_host
+
+        sample_host(
+            open_lake(lake, create=True),
+            sysfs,
+            context,
+            interval_s=parse_duration_s(interval, "--interval"),
+            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            json=json,
+        )
+        return
+    from xtune.ingest import HostMap, collect
+
+    with progress("collect", None) as update:
+        summary = collect(
+            open_lake(lake, create=True),
+            paths,
+            context=context,
+            kind=kind,
+            host_map=None if host_map is None else HostMap.load(host_map),
+            strict=strict,
+            dry_run=dry_run,
+            debug=debug,
+            on_file=lambda result: update(0, result.path),
+        )
+    if json:
+        emit_json(summary.to_json())
+    else:
+        _show(summary)
+    raise typer.Exit(summary.exit_code)
+
+
+def _context(
+    host: str | None,
+    job: str | None,
+    run_name: str | None,
+    rank: int | None,
+    tz: str | None,
+    time_from: str | None,
+    map_: list[str] | None,
+    label: list[str] | None,
+) -> Context:
+    from zoneinfo import ZoneInfo
+
+    from xtune.collectors import Context
+
+    if tz is not None:
+        try:
+            ZoneInfo(tz)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--tz: {tz!r} is not a time zone", "e.g. Europe/Berlin") from error
+    if time_from not in (None, "mtime", "name", "now"):
+        raise UsageError(f"--time-from: {time_from!r} is not mtime, name or now")
+    return Context(
+        host=None if host is None else host.lower(),
+        job=job,
+        run=run_name,
+        rank=rank,
+        tz=tz,
+        time_from=time_from,
+        column_map=parse_pairs(map_, "--map"),
+        labels=parse_pairs(label, "--label"),
+        now_ns=time.time_ns,
+    )
+
+
+def _list(json: bool) -> None:
+    from xtune.collectors import all_collectors
+
+    rows = [(c.name, c.title) for c in all_collectors().values()]
+    if json:
+        emit_json({"schema": 1, "formats": [{"name": n, "title": t} for n, t in rows]})
+        return
+    table("", ("format", "what it reads"), rows)
+
+
+def _show(summary: IngestSummary) -> None:
+    states = {state: n for state, n in summary.states.items() if n}
+    verb = "would be read" if summary.dry_run else "read"
+    say(f"{len(summary.files)} inputs: " + ", ".join(f"{n} {s}" for s, n in states.items()))
+    if summary.rows:
+        table(f"rows {verb}", ("table", "rows"), summary.rows.items())
+    notes: dict[str, int] = dict(summary.notes)
+    for result in summary.files:
+        for text, count in result.notes.items():
+            notes[text] = notes.get(text, 0) + count
+    for text, count in notes.items():
+        note(f"note: {text}" + (f" ({count} times)" if count > 1 else ""))
+    shown = 0
+    for result in summary.files:
+        for reason in result.reasons:
+            if shown < SHOWN_REJECTS:
+                hint = f": {reason.hint}" if reason.hint else ""
+                note(f"rejected: {result.path}, {reason.offset}: {reason.reason}{hint}")
+            shown += 1
+    if summary.rejects > min(shown, SHOWN_REJECTS):
+        note(f"{summary.rejects} pieces were rejected in all; the lake's rejected/ lists them")
