@@ -231,16 +231,9 @@ class NumbaCodec:
         )  # fmt: skip
 
 
-def best_codec(device: torch.device, *, world: int, rank: int, block: int) -> Codec:
-    """The fused kernels where they can run, else the reference."""
-    if device.type == "cpu":
-        try:
-            return NumbaCodec(world=world, rank=rank, block=block)
-        except ImportError:
-            pass  # no numba: the reference gives the same bits
-    return TorchCodec(world=world, rank=rank, block=block)
-
-
-def residual_elements(place: Place, block: int, rank: int) -> tuple[int, int]:
-    """Sizes of the worker's and the owner's residual of a layer."""
-    return place.blocks * block, int(place.owned[rank]) * block
+def best_codec(*, world: int, rank: int, block: int) -> Codec:
+    """The fused kernels where numba is installed, else the reference, which gives the same."""
+    try:
+        return NumbaCodec(world=world, rank=rank, block=block)
+    except ImportError:
+        return TorchCodec(world=world, rank=rank, block=block)

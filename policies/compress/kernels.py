@@ -168,11 +168,8 @@ def encode(
 ) -> Any:  # fmt: skip
     """Residual, quantise, pack and place one layer; returns bits of the largest magnitude.
 
-    Args:
-        gradient: fp32 (elements,).
-        carry: add ``gain * residual`` first.
-        residual: fp32 (blocks * block,).
-        keep: write what was rounded away to ``fresh`` fp32 (blocks * block,).
+    ``gradient`` is fp32 (elements,); with ``carry``, ``gain * residual`` is added first; with
+    ``keep``, what is rounded away goes to ``fresh``; both are fp32 (blocks * block,).
     """
     elements = gradient.shape[0]
     full = elements // block
@@ -245,10 +242,8 @@ def reduce(
 ) -> Any:  # fmt: skip
     """Mean of all ranks' blocks in rank order, residual, quantise again, into this rank's share.
 
-    Args:
-        received: one message of ``stride`` bytes from each rank.
-        first: the layer's first slot in this rank's share; ``count`` slots follow.
-        lead: bytes before the payload in ``share``.
+    ``received`` holds one message of ``stride`` bytes from each rank; the layer's ``count`` slots
+    in this rank's share start at ``first``; ``lead`` bytes precede the payload in ``share``.
     """
     total = np.empty(block, np.float32)
     words = total.view(np.int32)

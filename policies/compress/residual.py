@@ -32,18 +32,16 @@ class ResidualStore:
         self._loss_scale = 1.0
         self._kept: dict[tuple[str, str], Tensor] = {}
         self._staged: list[tuple[tuple[str, str], Tensor | None]] = []
-        self._spare: dict[tuple[int, torch.device], list[Tensor]] = {}
+        self._spare: dict[int, list[Tensor]] = {}
 
     def get(self, kind: str, name: str) -> Tensor | None:
         """The residual of a layer, fp32 and flat, or None."""
         return self._kept.get((kind, name))
 
-    def fresh(self, elements: int, device: torch.device) -> Tensor:
+    def fresh(self, elements: int) -> Tensor:
         """A buffer for a new residual; its content is undefined."""
-        pool = self._spare.get((elements, device))
-        if pool:
-            return pool.pop()
-        return torch.empty(elements, dtype=torch.float32, device=device)
+        pool = self._spare.get(elements)
+        return pool.pop() if pool else torch.empty(elements, dtype=torch.float32)
 
     def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
         """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
@@ -51,7 +49,7 @@ class ResidualStore:
 
     def recycle(self, buffer: Tensor) -> None:
         """Give back a buffer that holds nothing."""
-        self._spare.setdefault((buffer.numel(), buffer.device), []).append(buffer)
+        self._spare.setdefault(buffer.numel(), []).append(buffer)
 
     def commit(self) -> None:
         """Every rank succeeded: the staged residuals hold."""
@@ -82,20 +80,35 @@ class ResidualStore:
         """Copies of both residuals by parameter name, in unscaled units of the gradient."""
         out: dict[str, dict[str, Tensor]] = {WORKER: {}, OWNER: {}}
         for (kind, name), residual in self._kept.items():
-            out[kind][name] = (residual / self._loss_scale).cpu()
+            out[kind][name] = residual / self._loss_scale
         return out
 
     def load_state_dict(
-        self, state: Mapping[str, Mapping[str, Tensor]], device: Mapping[str, torch.device]
+        self, state: Mapping[str, Mapping[str, Tensor]], sizes: Mapping[tuple[str, str], int]
     ) -> None:
-        """Take residuals back; those of parameters not named in ``device`` are dropped."""
-        self.discard()
-        self._kept.clear()
+        """Take residuals back.
+
+        Args:
+            state: what `state_dict` returned.
+            sizes: elements of each (kind, name) that this rank has.
+
+        Raises:
+            ValueError: a residual of another size or of a layer that is not there.
+        """
+        loaded = {}
         for kind in (WORKER, OWNER):
             for name, residual in state[kind].items():
-                if name in device:
-                    kept = residual.to(device[name], torch.float32, copy=True)
-                    self._kept[kind, name] = kept.mul_(self._loss_scale)
+                if sizes.get((kind, name)) != residual.numel():
+                    raise ValueError(f"residual {name}: {residual.numel()} elements do not fit")
+                kept = residual.detach().to("cpu", torch.float32, copy=True).flatten()
+                loaded[kind, name] = kept.mul_(self._loss_scale)
+        self.clear()
+        self._kept = loaded
+
+    def clear(self) -> None:
+        """Drop all residuals."""
+        self.discard()
+        self._kept.clear()
 
     def norm(self) -> float:
         """Euclidean norm of the worker's residuals: how much is waiting to be sent."""

@@ -1,0 +1,91 @@
+"""The collectives of one bucket, with the bytes and the time they cost.
+
+Everything runs on the engine's own gloo group and from one thread, so that neither the order of
+buckets nor a collective of the training loop can interleave differently on two ranks. Bytes are
+counted from the real buffers, by what this rank sends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .header import Header
+from .wire import HEADER_BYTES, ring_bytes
+
+
+class Channel:
+    """Collectives over one process group.
+
+    Args:
+        group: a gloo group that nobody else uses.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+        self.sent_bytes = 0  # since `reset`
+        self.transfer_s = 0.0  # in collectives that carry payload
+        self.wait_s = 0.0  # in header rounds: mostly waiting for the slowest rank
+        self._clock = clock
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self.sent_bytes = 0
+        self.transfer_s = self.wait_s = 0.0
+
+    def headers(self, header: Header) -> list[Header]:
+        """Exchange the headers of one bucket; its time is waiting, not transfer."""
+        mine = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
+        everyone = torch.empty(self.world * HEADER_BYTES, dtype=torch.uint8)
+        start = self._clock()
+        dist.all_gather_into_tensor(everyone, mine, group=self.group)
+        self.wait_s += self._clock() - start
+        self.sent_bytes += (self.world - 1) * mine.nbytes
+        return unpack_all(everyone, HEADER_BYTES)
+
+    def all_gather(self, out: Tensor, share: Tensor) -> None:
+        """Everyone gets everyone's share, in rank order."""
+        start = self._clock()
+        dist.all_gather_into_tensor(out, share, group=self.group)
+        self.transfer_s += self._clock() - start
+        self.sent_bytes += (self.world - 1) * share.nbytes
+
+    def all_to_all(self, received: Tensor, shares: Tensor) -> None:
+        """Share ``r`` of ``shares`` goes to rank ``r``."""
+        start = self._clock()
+        dist.all_to_all_single(received, shares, group=self.group)
+        self.transfer_s += self._clock() - start
+        self.sent_bytes += (self.world - 1) * (shares.nbytes // self.world)
+
+    def all_reduce_mean(self, buffer: Tensor) -> None:
+        """What DDP does without a hook, to the bit: scaled before the sum, in its own type."""
+        buffer.mul_(1.0 / self.world)
+        start = self._clock()
+        dist.all_reduce(buffer, group=self.group)
+        self.transfer_s += self._clock() - start
+        if buffer.is_sparse:
+            entries = buffer.coalesce()
+            size = entries.values().nbytes + entries.indices().nbytes
+            self.sent_bytes += (self.world - 1) * size
+        else:
+            self.sent_bytes += ring_bytes(buffer.nbytes, self.world)
+
+    def all_reduce_max(self, values: Tensor) -> None:
+        """Elementwise maximum over the ranks, the period's side collective."""
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+        self.sent_bytes += ring_bytes(values.nbytes, self.world)
+
+
+def unpack_all(gathered: Tensor, stride: int) -> list[Header]:
+    """The headers that open each rank's part of a gathered message."""
+    parts = gathered.view(-1, stride)[:, :HEADER_BYTES].contiguous().numpy()
+    return [Header.unpack(part.tobytes()) for part in parts]

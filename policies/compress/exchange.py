@@ -1,0 +1,189 @@
+"""How a bucket is reduced, and what happens when a rank fails: the protocol of every mode.
+
+1. Each rank prepares its message, or fails to.
+2. Headers are exchanged. They have one size whatever the plan, so a rank that failed or holds
+   another plan can always answer. All ranks draw the same conclusion from the same headers.
+3. Where a rank failed, all of them redo the bucket as an exact, uncompressed all-reduce. Where a
+   value was not finite, all of them return NaN, so that a gradient scaler skips the step, and
+   residuals stay as they were. Ranks at different steps or buckets raise, all of them.
+4. Else the payload travels. Waiting for the slowest rank happened in 2, so what is timed here is
+   the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+
+import torch
+
+from .bucket import Bucket, Outcome, Reduced
+from .channel import Channel
+from .codec import best_codec
+from .drop import Drop
+from .header import Header, judge
+from .layout import LayerTable
+from .residual import ResidualStore
+from .two_phase import TwoPhase
+from .wire import BF16_BYTES, FP32_BYTES, dense_bytes
+from .workspace import Workspace
+
+_LOG = logging.getLogger("xtune")
+FAILURES_IN_ROW = 8  # buckets; then compression stays off on every rank
+_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
+DENSE = "dense"
+
+
+class Exchange:
+    """Reduces buckets over all ranks, in order.
+
+    Args:
+        channel: collectives.
+        table: the model's layers.
+        store: residuals.
+        keep_share: of mode drop.
+    """
+
+    def __init__(
+        self, channel: Channel, table: LayerTable, store: ResidualStore, *, keep_share: float
+    ) -> None:
+        self.channel = channel
+        self.store = store
+        self.failures = 0  # buckets that had to be redone
+        self.disabled: str | None = None  # why compression is off for good, on every rank alike
+        self.broken: str | None = None  # why this rank's engine cannot go on
+        workspace = Workspace()
+        codec = best_codec(world=table.world, rank=channel.rank, block=table.block)
+        self.two_phase = TwoPhase(channel, table, codec, store, workspace)
+        self.drop = Drop(channel, keep_share=keep_share, workspace=workspace)
+        self._failures_in_row = 0
+        self._said: set[str] = set()
+
+    def reduce(
+        self, bucket: Bucket, *, step: int, mode: str, bits: tuple[int, ...], loss: float | None
+    ) -> Reduced:
+        """Replace the bucket's content by the mean over all ranks.
+
+        Args:
+            bucket: the gradients.
+            step: iteration.
+            mode: dense | bf16 | quantise | drop.
+            bits: planned bits of every layer of the model.
+            loss: of the previous iteration on this rank, None if unknown.
+
+        Raises:
+            OrderError: the ranks are at different steps or buckets.
+            RuntimeError: the network failed.
+        """
+        self.channel.reset()
+        if self.disabled is not None or bucket.buffer.dtype not in _COMPRESSIBLE:
+            mode = DENSE
+        if bucket.buffer.is_sparse:
+            mode = DENSE
+        digest, finite, error = 0, True, None
+        try:
+            if self.broken is not None and self.disabled is None:
+                raise RuntimeError(self.broken)
+            digest = self._digest(bucket, mode, bits)
+            finite = self._prepare(bucket, mode)
+        except Exception as caught:  # whatever it was, the other ranks must be told
+            error = caught
+        header = Header(
+            step=step,
+            bucket=bucket.index,
+            digest=digest,
+            finite=finite,
+            failed=error is not None,
+            loss=loss,
+        )
+        verdict = judge(self.channel.headers(header))
+        outcome = Outcome(failed=verdict.failed, finite=verdict.finite, error=error)
+        if not verdict.failed and verdict.finite:
+            outcome = self._transfer(bucket, mode, header)
+        if outcome.failed:
+            self._redo(bucket, step, outcome)
+        elif not outcome.finite:
+            self.store.discard()
+            bucket.buffer.fill_(math.nan)
+        else:
+            self._failures_in_row = 0
+            if outcome.error is not None:
+                self._say_failure(bucket, step, outcome)
+        return self._account(bucket, outcome, verdict.mean_loss)
+
+    def _digest(self, bucket: Bucket, mode: str, bits: tuple[int, ...]) -> int:
+        if mode == DENSE:
+            inner = 0
+        elif mode == "drop":
+            inner = self.drop.digest(bucket)
+        else:
+            inner = self.two_phase.digest(bucket, bits)
+        return zlib.crc32(f"{mode} {bucket.layers} {inner}".encode())
+
+    def _prepare(self, bucket: Bucket, mode: str) -> bool:
+        if mode == DENSE:
+            return True  # a NaN spreads by itself in an uncompressed sum
+        if mode == "drop":
+            return self.drop.prepare(bucket)
+        return self.two_phase.prepare(bucket)
+
+    def _transfer(self, bucket: Bucket, mode: str, header: Header) -> Outcome:
+        if mode == DENSE:
+            self.channel.all_reduce_mean(bucket.buffer)
+            return Outcome(failed=(), finite=True)
+        if mode == "drop":
+            return self.drop.transfer(bucket)
+        return self.two_phase.transfer(bucket, header)
+
+    def _redo(self, bucket: Bucket, step: int, outcome: Outcome) -> None:
+        self.store.discard()
+        self.channel.all_reduce_mean(bucket.buffer)
+        self.failures += 1
+        self._failures_in_row += 1
+        self._say_failure(bucket, step, outcome)
+        if self._failures_in_row >= FAILURES_IN_ROW:
+            self.disable(f"{FAILURES_IN_ROW} buckets in a row failed")
+
+    def disable(self, reason: str) -> None:
+        """Turn compression off for good; every rank must do so at the same bucket."""
+        if self.disabled is None:
+            self.disabled = reason
+            if self.channel.rank == 0:
+                _LOG.warning("xtune: compression is off from here on: %s", reason)
+
+    def _say_failure(self, bucket: Bucket, step: int, outcome: Outcome) -> None:
+        """Once per rank and kind: rank 0 says whose engine failed, that rank says why."""
+        where = f"bucket {bucket.index} of step {step}"
+        if outcome.failed and self.channel.rank == 0:
+            ranks = ", ".join(str(rank) for rank in outcome.failed)
+            self._say(
+                "redone",
+                f"xtune: the engine failed on rank {ranks} at {where}; all ranks reduced it "
+                "uncompressed, and will do so each time without saying it again",
+            )
+        if outcome.error is not None:
+            cause = f"{type(outcome.error).__name__}: {outcome.error}"
+            self._say("cause", f"xtune: rank {self.channel.rank}, {where}: {cause}")
+
+    def _say(self, kind: str, line: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            _LOG.warning("%s", line)
+
+    def _account(self, bucket: Bucket, outcome: Outcome, mean_loss: float | None) -> Reduced:
+        buffer = bucket.buffer.coalesce().values() if bucket.buffer.is_sparse else bucket.buffer
+        narrow = buffer.dtype in (torch.bfloat16, torch.float16)
+        norm = float(torch.linalg.vector_norm(buffer.float() if narrow else buffer))
+        world = self.channel.world
+        return Reduced(
+            wire_bytes=self.channel.sent_bytes,
+            dense_bytes_bf16=dense_bytes(bucket.buffer.numel(), world, BF16_BYTES),
+            dense_bytes_fp32=dense_bytes(bucket.buffer.numel(), world, FP32_BYTES),
+            transfer_s=self.channel.transfer_s,
+            wait_s=self.channel.wait_s,
+            finite=outcome.finite and math.isfinite(norm),
+            failed=outcome.failed,
+            mean_loss=mean_loss,
+            norm=norm,
+        )

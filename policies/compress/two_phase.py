@@ -1,0 +1,235 @@
+"""The compressed all-reduce: quantised shares to their owners, summed in fp32, and back to all.
+
+Phase 1 sends each rank the blocks it owns; it sums them in rank order, rounds the mean again and
+phase 2 gathers the results, so that every rank decodes the same bytes. Bytes per rank stay those
+of a ring all-reduce with fewer bits whatever the number of ranks; layers at 16 bits travel in the
+same messages as bf16, still summed in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .bucket import Bucket, Outcome
+from .channel import Channel, unpack_all
+from .codec import Codec, TorchCodec
+from .header import Header, judge
+from .layout import LayerTable, Layout
+from .quantise import INFINITY_BITS
+from .residual import OWNER, WORKER, ResidualStore
+from .wire import BF16_BYTES, HEADER_BYTES
+from .workspace import Workspace
+
+_LAYOUTS_KEPT = 512  # buckets times bits tables; older ones are computed again
+
+
+class TwoPhase:
+    """One rank's side of the two-phase exchange.
+
+    Args:
+        channel: collectives.
+        table: the model's layers.
+        codec: back-end.
+        store: residuals.
+        workspace: buffers.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: LayerTable,
+        codec: Codec,
+        store: ResidualStore,
+        workspace: Workspace,
+    ) -> None:
+        self._channel = channel
+        self._codec = codec
+        self._reference = TorchCodec(world=table.world, rank=channel.rank, block=table.block)
+        self._store = store
+        self._space = workspace
+        self._table = table
+        self._layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
+        self._layout: Layout | None = None
+
+    def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
+        """Lay the bucket out; 32 bits that ranks with another layout do not have."""
+        key = (bucket.layers, tuple(bits[i] for i in bucket.layers))
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _LAYOUTS_KEPT:
+                self._layouts.clear()
+            layout = self._layouts[key] = self._table.layout(*key)
+        self._layout = layout
+        return layout.digest
+
+    def prepare(self, bucket: Bucket) -> bool:
+        """Quantise this rank's gradients; False if one of them is not finite."""
+        layout = self._need_layout()
+        world, stride = layout.world, layout.payload
+        message = self._space.get("shares", world * stride, torch.uint8)
+        self._space.get("received", world * stride, torch.uint8)  # memory is short here or never
+        self._space.get("share", HEADER_BYTES + stride, torch.uint8)
+        self._space.get("gathered", world * (HEADER_BYTES + stride), torch.uint8)
+        worst = 0
+        for place in layout.places:
+            gradient = self._fp32(bucket.buffer[place.offset : place.offset + place.elements])
+            residual = self._store.get(WORKER, place.name)
+            fresh = None
+            if self._store.enabled:
+                fresh = self._store.fresh(place.blocks * layout.block)
+            largest = self._codec.encode(
+                place, gradient, residual, self._store.decay, fresh, message, stride
+            )
+            if largest is None:
+                if fresh is not None:
+                    self._store.recycle(fresh)
+                continue
+            if fresh is not None:
+                self._store.stage(WORKER, place.name, fresh)
+            worst = max(worst, largest)
+        finite = worst < INFINITY_BITS
+        return self._prepare_dense(bucket, layout, message) and finite
+
+    def transfer(self, bucket: Bucket, header: Header) -> Outcome:
+        """Run both phases; the bucket is written only if every rank succeeded."""
+        layout = self._need_layout()
+        world, stride = layout.world, layout.payload
+        received = self._space.get("received", world * stride, torch.uint8)
+        shares = self._space.get("shares", world * stride, torch.uint8)
+        self._channel.all_to_all(received, shares)
+        share = self._space.get("share", HEADER_BYTES + stride, torch.uint8)
+        finite, error = True, None
+        try:
+            finite = self._reduce(layout, received, share)
+        except Exception as caught:  # the others must hear of it before anything else happens
+            error = caught
+        word = Header(
+            step=header.step,
+            bucket=header.bucket,
+            digest=header.digest,
+            finite=finite,
+            failed=error is not None,
+        )
+        share[:HEADER_BYTES] = torch.frombuffer(bytearray(word.pack()), dtype=torch.uint8)
+        gathered = self._space.get("gathered", world * share.numel(), torch.uint8)
+        self._channel.all_gather(gathered, share)
+        verdict = judge(unpack_all(gathered, share.numel()))
+        if verdict.failed or not verdict.finite:
+            return Outcome(failed=verdict.failed, finite=verdict.finite, error=error)
+        try:
+            self._decode(self._codec, layout, gathered, bucket)
+        except Exception as caught:  # too late to tell the others; the reference has the same bits
+            error = caught
+            self._decode(self._reference, layout, gathered, bucket)
+        self._store.commit()
+        return Outcome(failed=(), finite=True, error=error)
+
+    def _need_layout(self) -> Layout:
+        if self._layout is None:
+            raise RuntimeError("digest() lays the bucket out and comes first")
+        return self._layout
+
+    def _fp32(self, values: Tensor) -> Tensor:
+        if values.dtype == torch.float32:
+            return values
+        converted = self._space.get("fp32", values.numel(), torch.float32)
+        return converted.copy_(values)
+
+    def _prepare_dense(self, bucket: Bucket, layout: Layout, message: Tensor) -> bool:
+        """Layers that travel as bf16; what they had as residual goes along, once."""
+        if not layout.dense:
+            return True
+        world, share = layout.world, layout.dense_share
+        section = self._space.get("dense", world * share, torch.float32)
+        for part in layout.dense:
+            stretch = section[part.start : part.start + part.elements]
+            stretch.copy_(bucket.buffer[part.offset : part.offset + part.elements])
+            if self._drain(part.name, stretch):
+                self._store.stage(WORKER, part.name, None)
+                self._store.stage(OWNER, part.name, None)
+        section[layout.dense[-1].start + layout.dense[-1].elements :] = 0
+        self._dense_view(message, layout.payload, 0, layout).copy_(section.view(world, share))
+        return _is_finite(section)
+
+    def _drain(self, name: str, gradient: Tensor) -> bool:
+        """Add a layer's residuals to its gradient; False where there is nothing to add."""
+        worker, owner = self._store.get(WORKER, name), self._store.get(OWNER, name)
+        if (worker is None and owner is None) or not bool((gradient != 0).any()):
+            return False
+        if worker is not None:
+            gradient.add_(worker[: gradient.numel()] * self._store.decay)
+        if owner is not None:  # in units of the mean: as part of one summand it counts world times
+            index = self._table.names.index(name)
+            block, world = self._table.block, self._table.world
+            first = (self._channel.rank - self._table.bases[index]) % world
+            rows = torch.arange(owner.numel()) // block * world + first
+            where = rows * block + torch.arange(owner.numel()) % block
+            inside = where < gradient.numel()
+            gradient[where[inside]] += owner[inside] * (self._store.decay * world)
+        return True
+
+    def _reduce(self, layout: Layout, received: Tensor, share: Tensor) -> bool:
+        worst = 0
+        for place in layout.places:
+            residual = self._store.get(OWNER, place.name)
+            fresh = None
+            if self._store.enabled:
+                fresh = self._store.fresh(int(place.owned[self._channel.rank]) * layout.block)
+            largest = self._codec.reduce(
+                place,
+                received,
+                layout.payload,
+                residual,
+                self._store.decay,
+                fresh,
+                share,
+                HEADER_BYTES,
+            )
+            if fresh is not None:
+                self._store.stage(OWNER, place.name, fresh)
+            worst = max(worst, largest)
+        finite = worst < INFINITY_BITS
+        if layout.dense:
+            parts = self._dense_view(received, layout.payload, 0, layout)
+            total = self._space.get("total", layout.dense_share, torch.float32).zero_()
+            for rank in range(layout.world):
+                total += parts[rank]
+            total *= 1.0 / layout.world
+            mine = self._dense_view(share, share.numel(), HEADER_BYTES, layout)[0]
+            mine.copy_(total)
+            finite = _is_finite(mine) and finite
+        return finite
+
+    def _decode(self, codec: Codec, layout: Layout, gathered: Tensor, bucket: Bucket) -> None:
+        stride = HEADER_BYTES + layout.payload
+        for place in layout.places:
+            target = bucket.buffer[place.offset : place.offset + place.elements]
+            if target.dtype == torch.float32:
+                codec.decode(place, gathered, stride, HEADER_BYTES, target)
+            else:
+                values = self._space.get("fp32", place.elements, torch.float32)
+                codec.decode(place, gathered, stride, HEADER_BYTES, values)
+                target.copy_(values)
+        if layout.dense:
+            section = self._space.get("dense", layout.world * layout.dense_share, torch.float32)
+            parts = self._dense_view(gathered, stride, HEADER_BYTES, layout)
+            section.view(layout.world, layout.dense_share).copy_(parts)
+            for part in layout.dense:
+                stretch = section[part.start : part.start + part.elements]
+                bucket.buffer[part.offset : part.offset + part.elements].copy_(stretch)
+
+    def _dense_view(self, message: Tensor, stride: int, lead: int, layout: Layout) -> Tensor:
+        """The bf16 section of each share: (ranks, dense_share)."""
+        start = lead + layout.dense_offset
+        rows = message.view(-1, stride)[:, start : start + layout.dense_share * BF16_BYTES]
+        return rows.view(torch.bfloat16)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether all values are finite; minimum and maximum carry a NaN."""
+    low, high = torch.aminmax(values)
+    return math.isfinite(float(low)) and math.isfinite(float(high))
