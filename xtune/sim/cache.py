@@ -1,0 +1,195 @@
+"""Rung B: how long a phase takes, from a few runs of rung A kept by what they depend on.
+
+A cell holds K runs, one for each place that congestion may strike. Cells are filled on first use
+and shared: within a process in memory, between processes and resumed runs in a folder. A cell
+depends on its key alone, so it does not matter who fills it, or when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from xtune.policies.spec import Routing
+from xtune.sim.network import BINS_PER_OCTAVE, Network, State
+from xtune.sim.phase import PhaseResult, run_phase
+
+SAMPLES = 4  # places a cell holds
+# Phases up to this size run whole. Larger ones run at two sizes, and the rate between them, which
+# start-up and the first decisions no longer touch, carries on (FIFO fragments in steady state).
+WINDOW_BYTES = 16 << 20
+WINDOW_START_BYTES = 8 << 20
+SMALLEST_BYTES = 4096
+# Steps of 1 us are too long where a flow lasts only a few of them.
+SMALL_FLOW_BYTES = 1 << 20
+VERSION = 1  # of the rules by which a cell is made; another version never reads an older cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One run of rung A (two for a large phase).
+
+    Attributes:
+        base_bytes: Bytes per host of the run.
+        base_s: Time of its last flow.
+        s_per_byte: Seconds for each byte beyond (or below) ``base_bytes``.
+        moves: Path changes of all flows.
+        reorder_bytes: Most bytes that one receiver held back for order.
+        finished: Every flow arrived within the limit.
+    """
+
+    base_bytes: int
+    base_s: float
+    s_per_byte: float
+    moves: int
+    reorder_bytes: int
+    finished: bool
+
+    def seconds(self, bytes_per_host: int) -> float:
+        """Time of a phase of nearly or more than the run's size."""
+        return max(0.0, self.base_s + (bytes_per_host - self.base_bytes) * self.s_per_byte)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What a cell depends on. ``size_bin``: quarter octaves of bytes per host; -1: large."""
+
+    network: str
+    routing: str
+    collective: str
+    state: State
+    size_bin: int
+
+    @property
+    def digest(self) -> str:
+        """File name of the cell."""
+        text = f"{VERSION}|{SAMPLES}|{WINDOW_BYTES}|{self!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def routing_digest(routing: Routing) -> str:
+    """Identity of a routing, as far as a phase can tell: a static path has no other parameter."""
+    if routing.mode == "static":
+        return f"static-{routing.lanes}"
+    content = json.dumps(asdict(routing), sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def size_bin(bytes_per_host: int) -> int:
+    """Quarter octave of a size, or -1 for one that is extrapolated."""
+    if bytes_per_host > WINDOW_BYTES:
+        return -1
+    return round(BINS_PER_OCTAVE * math.log2(max(bytes_per_host, SMALLEST_BYTES)))
+
+
+@dataclass
+class PhaseCache:
+    """Cells by key.
+
+    Attributes:
+        folder: Where cells are kept for other processes; None keeps them in memory alone.
+    """
+
+    folder: Path | None = None
+    _cells: dict[Key, tuple[Sample, ...]] = field(default_factory=dict, repr=False)
+
+    def cell(self, key: Key, fill: Callable[[], tuple[Sample, ...]]) -> tuple[Sample, ...]:
+        """The samples of a key, made by ``fill`` where nobody has."""
+        found = self._cells.get(key)
+        if found is None:
+            found = self._read(key)
+            if found is None:
+                found = fill()
+                self._write(key, found)
+            self._cells[key] = found
+        return found
+
+    def _path(self, folder: Path, key: Key) -> Path:
+        return folder / f"{key.digest}.json"
+
+    def _read(self, key: Key) -> tuple[Sample, ...] | None:
+        if self.folder is None:
+            return None
+        try:
+            document = json.loads(self._path(self.folder, key).read_text(encoding="utf-8"))
+            return tuple(Sample(**sample) for sample in document["samples"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent or of another make: it is made anew
+
+    def _write(self, key: Key, samples: tuple[Sample, ...]) -> None:
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self._path(self.folder, key)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        document = {"schema": 1, "key": asdict(key), "samples": [asdict(s) for s in samples]}
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.replace(target)
+
+
+@dataclass
+class Phases:
+    """Phase times of one network under one routing."""
+
+    network: Network
+    routing: Routing
+    cache: PhaseCache
+
+    @cached_property
+    def _routing_digest(self) -> str:
+        return routing_digest(self.routing)
+
+    @cached_property
+    def _network_digest(self) -> str:
+        return self.network.digest
+
+    def sample(self, collective: str, bytes_per_host: int, state: State, place: int) -> Sample:
+        """The run that stands for a phase where congestion strikes at ``place``."""
+        key = Key(
+            network=self._network_digest, routing=self._routing_digest, collective=collective,
+            state=state, size_bin=size_bin(bytes_per_host),
+        )  # fmt: skip
+        samples = self.cache.cell(key, lambda: tuple(self._run(key, k) for k in range(SAMPLES)))
+        return samples[place % SAMPLES]
+
+    def seconds(self, collective: str, bytes_per_host: int, state: State, place: int) -> float:
+        """How long the phase takes, unscaled."""
+        return self.sample(collective, bytes_per_host, state, place).seconds(bytes_per_host)
+
+    def _run(self, key: Key, place: int) -> Sample:
+        if key.size_bin >= 0:
+            size = round(2.0 ** (key.size_bin / BINS_PER_OCTAVE))
+            result = self._phase(key, size, place)
+            base = result.phase_ns * 1e-9
+            return self._sample(result, size, base, base / size)
+        start = self._phase(key, WINDOW_START_BYTES, place)
+        end = self._phase(key, WINDOW_BYTES, place)
+        span = WINDOW_BYTES - WINDOW_START_BYTES
+        # Routing may happen to do worse in the shorter run; no byte travels faster than the wire.
+        slope = max((end.phase_ns - start.phase_ns) / span, 8.0 / self.network.gbps) * 1e-9
+        return self._sample(end, WINDOW_BYTES, end.phase_ns * 1e-9, slope)
+
+    def _phase(self, key: Key, size: int, place: int) -> PhaseResult:
+        flows = self.network.flows(key.collective, size, seed=place)
+        background, slow = self.network.background(key.state, place)
+        least = int(flows.size.min())
+        routing = self.routing
+        if background is not None and routing.lanes == 1:
+            background = replace(background, lane=0 * background.lane)
+        return run_phase(
+            self.network.fabric(slow), flows, routing=routing, background=background,
+            dt_ns=1000 if least >= SMALL_FLOW_BYTES else 500, seed=place,
+        )  # fmt: skip
+
+    @staticmethod
+    def _sample(result: PhaseResult, size: int, base_s: float, s_per_byte: float) -> Sample:
+        return Sample(
+            base_bytes=size, base_s=base_s, s_per_byte=s_per_byte, moves=int(result.moves.sum()),
+            reorder_bytes=int(result.reorder_bytes.max()), finished=bool(result.finished),
+        )  # fmt: skip

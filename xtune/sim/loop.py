@@ -1,0 +1,261 @@
+"""Rung C: training iterations under a policy, on the calibrated fabric and background.
+
+The engine's own controller decides, on readings like those a training job would give it. Nothing
+here depends on the period T but what a regulation and a change are measured to cost, charged when
+they happen: where the best T lies has to come out of the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xtune.policies.controller import Controller
+from xtune.policies.plan import Plan
+from xtune.policies.spec import Policy, Routing
+from xtune.sim.background import Background
+from xtune.sim.cache import SAMPLES, PhaseCache, Phases
+from xtune.sim.calibration import Calibration
+from xtune.sim.network import CLEAR, Network, State
+from xtune.sim.response import Response
+from xtune.sim.workload import Workload
+
+# A run ends where it has made the progress of ``iterations`` uncompressed ones, or after this many
+# times as many: then it has not reached the target.
+MOST_STEPS = 2.0
+HOPS = 4  # links between hosts under two leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One simulated training run.
+
+    Attributes:
+        policy: Name of the policy.
+        seed: Of background, jitter and noise.
+        iterations: Progress to reach, in uncompressed iterations.
+        steps: Iterations that were simulated.
+        reached: Whether the target was reached.
+        metrics: By name; ``inf`` where the target was not reached.
+        rungs: Share of the iterations at each rung of the ladder.
+        notes: What a reader must know of how it was made.
+    """
+
+    policy: str
+    seed: int
+    iterations: int
+    steps: int
+    reached: bool
+    metrics: dict[str, float]
+    rungs: dict[int, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON document; what is not finite is null."""
+        return {
+            "schema": 1,
+            "policy": self.policy,
+            "seed": self.seed,
+            "iterations": self.iterations,
+            "steps": self.steps,
+            "reached": self.reached,
+            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "rungs": {str(k): v for k, v in sorted(self.rungs.items())},
+            "notes": list(self.notes),
+        }
+
+
+def simulate(
+    policy: Policy,
+    calibration: Calibration,
+    *,
+    seed: int = 0,
+    iterations: int = 3000,
+    cache_dir: Path | None = None,
+    cache: PhaseCache | None = None,
+) -> Run:
+    """Train until the progress of ``iterations`` uncompressed iterations is made.
+
+    Args:
+        policy: The policy.
+        calibration: The cluster and the job.
+        seed: The same seed gives every policy the same background, jitter and noise.
+        iterations: Progress to reach.
+        cache_dir: Folder of sampled phases, shared with other processes.
+        cache: Sampled phases of this process; overrides ``cache_dir``.
+
+    Returns:
+        The run. It depends on the arguments alone, not on process, order or cache.
+    """
+    phases = cache or PhaseCache(cache_dir)
+    return _Loop(policy, calibration, seed, iterations, phases).run()
+
+
+class _Loop:
+    """State of one run."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        calibration: Calibration,
+        seed: int,
+        iterations: int,
+        cache: PhaseCache,
+    ) -> None:
+        self.policy, self.calibration = policy, calibration
+        self.seed, self.iterations = seed, iterations
+        self.workload = Workload(calibration, policy.compression)
+        self.controller = Controller(policy, self.workload.layers, self.workload.world)
+        self.response = Response(calibration, policy.compression, self.workload.elements)
+        self.background = Background(calibration, seed)
+        self.network = Network.of(calibration)
+        self.phases = Phases(self.network, policy.routing, cache)
+        self.latency_s = self._latency_s()
+        self.scale = self._scale(cache)
+        self.compressing = policy.compression.mode != "off"
+        self._times: dict[tuple[str, int, State, int], float] = {}
+        self._ready = self._ready_shares()
+        self.completions: list[float] = []
+
+    def run(self) -> Run:
+        """All iterations, and the figures of them."""
+        c = self.calibration
+        limit = math.ceil(MOST_STEPS * self.iterations)
+        random = np.random.default_rng([self.seed, 0x100])
+        jitter, reading, loss_noise, gradient = random.standard_normal((4, limit)).tolist()
+        compute_s, jitter_sigma = c["compute_s"], c["compute_jitter"]
+        reading_sigma = c["reading_noise"] / math.sqrt(len(self.workload.buckets))
+        change, change_sigma = c["gradient_change"], c["gradient_change_sigma"]
+        controller, workload = self.controller, self.workload
+        now = progress = 0.0
+        sent = regulations = changes = step = 0
+        rungs: dict[int, int] = {}
+        comm_total = 0.0
+        loss: float | None = None
+        before = controller.plan
+        while progress < self.iterations and step < limit:
+            started = now
+            plan = controller.begin(step)
+            if (plan.mode, plan.bits) != (before.mode, before.bits):
+                changes += 1
+                now += c["change_s"]
+            before = plan
+            took, comm_s = self._iteration(
+                plan, now, compute_s * math.exp(jitter_sigma * jitter[step])
+            )
+            now += took
+            traffic = workload.under(plan)
+            sent += traffic.total_bytes
+            comm_total += comm_s
+            rungs[plan.rung] = rungs.get(plan.rung, 0) + 1
+            if step > 0:  # the loss of the last iteration travelled in this one's headers
+                controller.losses(step - 1, loss, True)
+            gain = self.response.progress(plan, step)
+            last = progress
+            progress += gain
+            loss = self._loss(progress) + c["loss_noise"] * loss_noise[step]
+            controller.observe(
+                step,
+                comm_s=comm_s * math.exp(reading_sigma * reading[step]),
+                modelled_s=None,
+                wire_bytes=traffic.total_bytes,
+                dense_bytes=workload.bf16_bytes,
+                gradient_change=change * math.exp(change_sigma * gradient[step]),
+                step_s=now - started,
+            )
+            if self.compressing and controller.due(step):
+                # One rank stands for all: its readings are those of the slowest.
+                controller.agree(step, controller.report())
+                regulations += 1
+                now += c["regulation_s"]
+            step += 1
+        reached = progress >= self.iterations
+        share = (self.iterations - last) / gain if reached else 0.0
+        end_s = started + share * (now - started) if reached else math.inf
+        steps_to_target = step - 1 + share if reached else math.inf
+        done = np.array(self.completions)
+        metrics = {
+            "time_to_target_s": end_s,
+            "mean_step_s": now / step,
+            "steps_per_s": step / now,
+            "steps_to_target": steps_to_target,
+            "extra_steps": steps_to_target / self.iterations - 1.0,
+            "mean_comm_s": comm_total / step,
+            "ratio_vs_bf16": 1.0 - sent / (step * workload.bf16_bytes),
+            "ratio_vs_fp32": 1.0 - sent / (step * workload.fp32_bytes),
+            "jitter_s": float(np.quantile(done, 0.999) - np.median(done)),
+            "retreats": float(controller.retreats),
+            "control_changes": float(changes),
+            "regulations": float(regulations),
+        }
+        return Run(
+            policy=self.policy.name, seed=self.seed, iterations=self.iterations, steps=step,
+            reached=reached, metrics=metrics, rungs={k: v / step for k, v in rungs.items()},
+            notes=self._notes(),
+        )  # fmt: skip
+
+    def _iteration(self, plan: Plan, start: float, compute_s: float) -> tuple[float, float]:
+        """Seconds of one iteration from its start, and the sum of its buckets' times."""
+        traffic = self.workload.under(plan)
+        end = comm = 0.0
+        for share, size, codec in zip(
+            self._ready, traffic.bucket_bytes, traffic.codec_s, strict=True
+        ):
+            ready = compute_s * share
+            begin = max(ready, end)
+            takes = self._transfer(traffic.collective, size, start + begin) + codec
+            end = begin + takes
+            comm += takes
+            self.completions.append(end - ready)
+        return max(compute_s, end), comm
+
+    def _transfer(self, collective: str, size: int, at_s: float) -> float:
+        """Seconds of one bucket that starts at a time."""
+        stretch = self.background.at(at_s)
+        return self._phase(collective, size, stretch.state, stretch.place)
+
+    def _phase(self, collective: str, size: int, state: State, place: int) -> float:
+        place %= SAMPLES
+        key = (collective, size, state, place)
+        found = self._times.get(key)
+        if found is None:
+            seconds = self.phases.seconds(collective, size, state, place)
+            found = self._times[key] = self.latency_s + self.scale * seconds
+        return found
+
+    def _loss(self, progress: float) -> float:
+        c = self.calibration
+        if c.loss_kind == "power":
+            fallen = math.pow(progress + 1.0, -c["loss_exponent"])
+            return c["loss_floor"] + c["loss_scale"] * fallen
+        return c["loss_floor"] + c["loss_scale"] * math.exp(-progress * c["loss_exponent"])
+
+    def _ready_shares(self) -> list[float]:
+        """Share of the compute time after which each bucket is ready."""
+        buckets = len(self.workload.buckets)
+        first = self.calibration["first_bucket_share"]
+        return [first + (1.0 - first) * i / max(1, buckets - 1) for i in range(buckets)]
+
+    def _latency_s(self) -> float:
+        """A tree over all ranks and back, at most half of a measured collective."""
+        c = self.calibration
+        tree = 2 * math.ceil(math.log2(self.workload.world)) * HOPS * c["link_latency_ns"] * 1e-9
+        return min(tree, 0.5 * c["collective_s"])
+
+    def _scale(self, cache: PhaseCache) -> float:
+        """Measured time of a clean collective over rung A's for the same bytes on fixed paths."""
+        c = self.calibration
+        payload = c["collective_bytes"] * 2 * (self.workload.world - 1) / self.workload.world
+        static = Phases(self.network, Routing(mode="static"), cache)
+        clean = [static.seconds("ring", round(payload), CLEAR, k) for k in range(SAMPLES)]
+        return (c["collective_s"] - self.latency_s) / float(np.mean(clean))
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.network.slice_of is None:
+            return ()
+        hosts = self.network.leaves * self.network.job_per_leaf
+        return (f"{hosts} hosts stand for the job's {self.network.slice_of}",)

@@ -1,0 +1,196 @@
+"""The calibrated fabric as rung A sees it: job hosts, collectives as flows, background as flows.
+
+A congestion episode of depth d is made of other jobs' flows through one port that the job uses,
+so many and so fast that a flow on a fixed path gets 1 / d of the port. What another policy makes
+of the same flows (another path, an upper lane) is for rung A to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from xtune.sim.calibration import Calibration
+from xtune.sim.fabric import LeafSpine
+from xtune.sim.flows import Flows, build_flows
+
+# Beyond this many job hosts a slice of the fabric stands for all of it: a phase of 64 hosts takes
+# milliseconds, and what a policy changes happens at single ports.
+SLICE_HOSTS = 64
+# Hosts a leaf that only carry background; with all of them at line rate the depth is 8.
+BACKGROUND_HOSTS = 7
+DEEPEST = float(BACKGROUND_HOSTS + 1)
+ENDLESS = 1 << 40  # bytes of a background flow: outlasts any phase
+BINS_PER_OCTAVE = 4
+CHAINS = 8  # sends of one rank in an all-to-all that run at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What others do to the job for a while.
+
+    Attributes:
+        depth_bin: Slowdown of a fixed path, in quarter octaves: 0 is clear, 4 is twice as slow.
+        edge: The port is a job host's own (no path avoids it), not one between switches.
+    """
+
+    depth_bin: int = 0
+    edge: bool = False
+
+    @property
+    def depth(self) -> float:
+        """Slowdown that a flow on the port suffers, at least 1."""
+        return min(DEEPEST, float(2.0 ** (self.depth_bin / BINS_PER_OCTAVE)))
+
+
+CLEAR = State()
+
+
+def state_of(depth: float, *, edge: bool) -> State:
+    """The background state nearest to a slowdown."""
+    bin_ = round(BINS_PER_OCTAVE * math.log2(min(max(depth, 1.0), DEEPEST)))
+    return State(depth_bin=bin_, edge=edge and bin_ > 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """The fabric of the job and its background.
+
+    Attributes:
+        leaves: Leaves that the job stands on.
+        spines: Spines above them.
+        job_per_leaf: Job hosts below each leaf.
+        gbps: Rate of every link.
+        latency_ns: Propagation time of a link.
+        ecmp_share: Share of the job's flows whose fixed path is drawn at random; the others are
+            spread evenly, so that they never meet each other.
+        same_lane_share: Share of episodes whose traffic is marked like the job's own.
+        slice_of: Job hosts that this stands for, where it is a slice; else None.
+    """
+
+    leaves: int
+    spines: int
+    job_per_leaf: int
+    gbps: float
+    latency_ns: int
+    ecmp_share: float
+    same_lane_share: float
+    slice_of: int | None
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Network:
+        """The network of a calibration, sliced where it is large."""
+        hosts = max(2, int(calibration["job_hosts"]))
+        leaves = max(1, min(int(calibration["leaves"]), hosts))
+        spines = max(1, int(calibration["spines"]))
+        per_leaf = math.ceil(hosts / leaves)
+        slice_of = None
+        if per_leaf * leaves > SLICE_HOSTS:
+            slice_of = hosts
+            most = max(1, SLICE_HOSTS // 4)  # at least four leaves stay, if there are four
+            if per_leaf > most:
+                spines = max(1, round(spines * most / per_leaf))
+                per_leaf = most
+            leaves = max(1, min(leaves, SLICE_HOSTS // per_leaf))
+        return cls(
+            leaves=leaves, spines=spines, job_per_leaf=per_leaf, gbps=calibration["rate_gbps"],
+            latency_ns=round(calibration["link_latency_ns"]),
+            ecmp_share=calibration["ecmp_share"],
+            same_lane_share=calibration["same_lane_share"], slice_of=slice_of,
+        )  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """Identity of everything that rung A is given of the fabric."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
+
+    @property
+    def hosts_per_leaf(self) -> int:
+        """Job hosts and background hosts below a leaf."""
+        return self.job_per_leaf + BACKGROUND_HOSTS
+
+    @property
+    def job(self) -> np.ndarray:
+        """Numbers of the job's hosts, int32, leaf by leaf."""
+        first = np.arange(self.leaves, dtype=np.int32)[:, None] * self.hosts_per_leaf
+        return (first + np.arange(self.job_per_leaf, dtype=np.int32)[None, :]).ravel()
+
+    def fabric(self, slow_ports: tuple[tuple[int, float], ...] = ()) -> LeafSpine:
+        """The fabric, with the NIC of a background host that sends below line rate slowed."""
+        return LeafSpine(
+            hosts=self.leaves * self.hosts_per_leaf, leaves=self.leaves, spines=self.spines,
+            gbps=self.gbps, link_latency_ns=self.latency_ns, slow_ports=slow_ports,
+        )  # fmt: skip
+
+    def flows(self, collective: str, bytes_per_host: int, seed: int) -> Flows:
+        """One phase of the job.
+
+        Args:
+            collective: ``ring``: each host sends to the next; ``all_to_all``: to all others.
+            bytes_per_host: What each host sends in total.
+            seed: Draws the paths of the share of flows that has none assigned.
+        """
+        job = self.job
+        if collective == "ring":
+            flows = build_flows(job, np.roll(job, -1), max(1, bytes_per_host))
+            flows = replace(flows, spine=((job // self.hosts_per_leaf) % self.spines))
+        elif collective == "all_to_all":
+            n = len(job)
+            hop = np.arange(1, n)
+            source = np.repeat(np.arange(n), n - 1)
+            target = (np.arange(n)[:, None] + hop[None, :]).ravel() % n
+            ids = np.arange(len(source), dtype=np.int32).reshape(n, n - 1)
+            chains = min(CHAINS, n - 1)
+            after = np.stack([ids[:, :-chains].ravel(), ids[:, chains:].ravel()], axis=1)
+            flows = build_flows(
+                job[source], job[target], max(1, bytes_per_host // (n - 1)), after=after,
+                release_ns=4 * self.latency_ns,
+            )  # fmt: skip
+            # Peers in turn over the spines: even in number at every moment of a shifted exchange.
+            flows = replace(flows, spine=((source + target) % self.spines).astype(np.int32))
+        else:
+            raise ValueError(f"collective {collective!r}")
+        if self.ecmp_share > 0:
+            rng = np.random.default_rng([seed, 1])
+            drawn = rng.random(len(flows)) < self.ecmp_share
+            flows = replace(flows, spine=np.where(drawn, -1, flows.spine).astype(np.int32))
+        return flows
+
+    def background(
+        self, state: State, place: int
+    ) -> tuple[Flows | None, tuple[tuple[int, float], ...]]:
+        """Other jobs' flows of a state, and the NICs that send below line rate.
+
+        By max-min fairness a port that ``m`` flows at line rate and one at rate ``r`` share with
+        the job's leaves the job (1 - r) / (m + 1), for r up to 1 / (m + 2).
+
+        Args:
+            state: What to make.
+            place: Which of the possible ports, and which lane; any number.
+        """
+        depth = state.depth
+        if depth <= 1.0:
+            return None, ()
+        whole = math.floor(depth + 1e-9)
+        rest = max(0.0, 1.0 - whole / depth)
+        count = (whole - 1) + (rest > 1e-6)
+        per = self.hosts_per_leaf
+        leaf = place % self.leaves
+        sources = leaf * per + self.job_per_leaf + np.arange(count, dtype=np.int32)
+        if state.edge or self.leaves == 1:
+            # Below one leaf, straight to a job host: nothing but its own port is shared.
+            victim = leaf * per + (place // self.leaves) % self.job_per_leaf
+            flows = build_flows(sources, np.full(count, victim, dtype=np.int32), ENDLESS)
+        else:
+            other = (leaf + 1 + place // self.leaves % (self.leaves - 1)) % self.leaves
+            targets = other * per + self.job_per_leaf + np.arange(count, dtype=np.int32)
+            flows = build_flows(sources, targets, ENDLESS)
+            spine = np.full(count, leaf % self.spines, dtype=np.int32)
+            flows = flows.with_paths(spine, spine)
+        # Golden-ratio steps: any run of places has close to the asked share in the same lane.
+        same = (place * 0.6180339887498949) % 1.0 < self.same_lane_share
+        slow = ((int(sources[-1]), rest),) if rest > 1e-6 else ()
+        return flows.in_background(lane=0 if same else 1), slow

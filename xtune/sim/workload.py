@@ -1,0 +1,120 @@
+"""What one iteration puts on the wire under a plan, by the engine's byte formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xtune.policies.compress import wire
+from xtune.policies.plan import Layer, Plan
+from xtune.policies.spec import Compression
+from xtune.sim.calibration import Calibration, LayerShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """One iteration's traffic under a plan, sent per rank.
+
+    Attributes:
+        collective: Pattern of the flows: ``ring`` or ``all_to_all``.
+        bucket_bytes: Bytes of each bucket, in the order they are sent.
+        codec_s: Time to encode, sum and decode each bucket.
+    """
+
+    collective: str
+    bucket_bytes: tuple[int, ...]
+    codec_s: tuple[float, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the iteration."""
+        return sum(self.bucket_bytes)
+
+
+def cut_into_buckets(layers: Sequence[LayerShape], sizes: Sequence[int]) -> list[list[int]]:
+    """Layer indices of each bucket, from the head down, cut where the sizes say.
+
+    A layer belongs to the bucket in which its middle lies; a bucket that no layer's middle lies in
+    is left out.
+    """
+    total_bytes, total = sum(sizes), sum(layer.elements for layer in layers)
+    edges, passed = [], 0.0
+    for size in sizes:
+        passed += size / total_bytes * total
+        edges.append(passed)
+    buckets: list[list[int]] = [[] for _ in sizes]
+    passed, bucket = 0.0, 0
+    for index in reversed(range(len(layers))):
+        middle = passed + layers[index].elements / 2
+        while bucket < len(sizes) - 1 and middle > edges[bucket]:
+            bucket += 1
+        buckets[bucket].append(index)
+        passed += layers[index].elements
+    return [bucket for bucket in buckets if bucket]
+
+
+class Workload:
+    """The job's gradients.
+
+    Args:
+        calibration: Layers, buckets, ranks, element size.
+        compression: The policy's compression half.
+    """
+
+    def __init__(self, calibration: Calibration, compression: Compression) -> None:
+        self.world = max(2, int(calibration["ranks"]))
+        self.element_bytes = int(calibration["element_bytes"])
+        self.layers = tuple(
+            Layer(name=layer.name, elements=layer.elements, depth=layer.depth)
+            for layer in calibration.layers
+        )
+        self.elements = [layer.elements for layer in self.layers]
+        self.buckets = cut_into_buckets(calibration.layers, calibration.buckets)
+        self._compression = compression
+        self._codec_s = calibration["codec_s_per_element"]
+        self._bases = wire.block_bases(
+            self.elements, world=self.world, block=compression.block,
+            dense_below=compression.dense_below_elements,
+        )  # fmt: skip
+        self._plans: dict[tuple[str, tuple[int, ...]], Wire] = {}
+        self.bf16_bytes = self._dense(wire.BF16_BYTES)
+        self.fp32_bytes = self._dense(wire.FP32_BYTES)
+
+    def under(self, plan: Plan) -> Wire:
+        """Traffic of an iteration under a plan."""
+        key = (plan.mode, plan.bits)
+        if key not in self._plans:
+            self._plans[key] = self._make(plan)
+        return self._plans[key]
+
+    def bucket_elements(self) -> list[int]:
+        """Elements of each bucket."""
+        return [sum(self.elements[i] for i in bucket) for bucket in self.buckets]
+
+    def _dense(self, element_bytes: int) -> int:
+        return sum(wire.dense_bytes(n, self.world, element_bytes) for n in self.bucket_elements())
+
+    def _make(self, plan: Plan) -> Wire:
+        counts = self.bucket_elements()
+        if plan.mode == "dense":
+            sizes = [wire.dense_bucket_bytes(n, self.element_bytes, self.world) for n in counts]
+            return Wire(collective="ring", bucket_bytes=tuple(sizes), codec_s=(0.0,) * len(counts))
+        codec = tuple(n * self._codec_s for n in counts)
+        if plan.mode == "drop":
+            keep = self._compression.drop_keep_share
+            sizes = [wire.drop_wire_bytes(n, keep, self.world) for n in counts]
+            return Wire(collective="ring", bucket_bytes=tuple(sizes), codec_s=codec)
+        sizes = [self._two_phase(bucket, plan.bits) for bucket in self.buckets]
+        if plan.mode != "quantise":
+            codec = (0.0,) * len(counts)
+        return Wire(collective="all_to_all", bucket_bytes=tuple(sizes), codec_s=codec)
+
+    def _two_phase(self, bucket: Sequence[int], bits: Sequence[int]) -> int:
+        below = self._compression.dense_below_elements
+        payload = wire.payload_bytes(
+            [self.elements[i] for i in bucket],
+            [wire.effective_bits(self.elements[i], bits[i], below) for i in bucket],
+            [self._bases[i] for i in bucket],
+            world=self.world, block=self._compression.block,
+        )  # fmt: skip
+        return wire.two_phase_bytes(payload, self.world)
