@@ -1,0 +1,84 @@
+"""The engine: routing and gradient compression under one policy, for a job and for a simulator.
+
+Names load when they are first used, so that importing the package costs nothing and pulls in
+neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._fields import Parameter, PolicyError
+    from .bus import Bus, CompressionState, RoutingState
+    from .controller import Controller
+    from .decisions import DecisionLog
+    from .forecast import Forecaster, make_forecaster
+    from .forecast_batch import ForecastTable
+    from .paths import DirectedLink, PathFinder
+    from .plan import Layer, Plan
+    from .presets import PRESETS, preset
+    from .router import Router
+    from .spec import PARAMETERS, Policy, dumps, loads, replace_fields
+
+_HOME = {
+    "PARAMETERS": "spec",
+    "PRESETS": "presets",
+    "Bus": "bus",
+    "CompressionState": "bus",
+    "Controller": "controller",
+    "DecisionLog": "decisions",
+    "DirectedLink": "paths",
+    "ForecastTable": "forecast_batch",
+    "Forecaster": "forecast",
+    "Layer": "plan",
+    "Parameter": "_fields",
+    "PathFinder": "paths",
+    "Plan": "plan",
+    "Policy": "spec",
+    "PolicyError": "_fields",
+    "Router": "router",
+    "RoutingState": "bus",
+    "dumps": "spec",
+    "loads": "spec",
+    "make_forecaster": "forecast",
+    "preset": "presets",
+    "replace_fields": "spec",
+}
+
+__all__ = [
+    "PARAMETERS",
+    "PRESETS",
+    "Bus",
+    "CompressionState",
+    "Controller",
+    "DecisionLog",
+    "DirectedLink",
+    "ForecastTable",
+    "Forecaster",
+    "Layer",
+    "Parameter",
+    "PathFinder",
+    "Plan",
+    "Policy",
+    "PolicyError",
+    "Router",
+    "RoutingState",
+    "dumps",
+    "loads",
+    "make_forecaster",
+    "preset",
+    "replace_fields",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

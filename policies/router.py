@@ -1,0 +1,409 @@
+"""The router: which of its paths each unit of a flow takes, decided inline in microseconds.
+
+A unit belongs to one (primary, alternative) pair of its flow and makes a binary choice in it
+(founding document R3, R5): hysteresis, a hold, a move budget; alternatives edge first; blacklisted
+paths avoided, and the primary taken where all are blacklisted (N4), so that there is always a
+path. Static tables, oblivious spray and power of two choices are baselines of the same interface.
+
+Decide at enqueue, in the thread that sends: a timer thread beside a busy Python thread wakes
+milliseconds late.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, ewma_update, hash31, level_update
+from .bus import Bus
+from .decisions import DecisionLog
+from .links import DEAD, FULL, LinkTable
+from .spec import Policy
+
+Flow: TypeAlias = tuple[str, str, Hashable]
+
+MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
+MOST_FLOWS = 65_536  # of which the state is kept; the oldest goes first
+MOST_PENDING = 10_000  # moves waiting to be logged
+PUBLISH_NS = 1_000_000  # the bus hears from the router at most so often
+LEVEL_EXIT = 0.9  # a congestion level is left below this share of its threshold
+
+
+class _PathSet:
+    """The paths between two ends, as link indices."""
+
+    __slots__ = ("equal", "links", "longer", "number", "worth")
+
+    def __init__(self, number: int, links: list[tuple[int, ...]]) -> None:
+        self.number = number
+        self.links = links
+        self.equal = [i for i, path in enumerate(links) if len(path) <= len(links[0])]
+        self.longer = [i for i, path in enumerate(links) if len(path) > len(links[0])]
+        self.worth = NAN  # smoothed forecast occupancy of the paths that units really took
+
+
+class _Pair:
+    """A flow's state on one (primary, alternative) pair."""
+
+    __slots__ = ("alternative", "budget", "budget_ns", "candidates", "moved_ns", "primary")
+
+    def __init__(self, primary: int, candidates: list[int], now_ns: int) -> None:
+        self.primary = primary
+        self.candidates = candidates
+        self.alternative = -1  # the path in use instead of the primary, -1: none
+        self.moved_ns: int | None = None
+        self.budget = MOVE_BURST
+        self.budget_ns = now_ns
+
+
+class _Flow:
+    __slots__ = ("hash", "pairs", "paths", "units")
+
+    def __init__(self, paths: _PathSet, key: int, pairs: list[_Pair]) -> None:
+        self.paths = paths
+        self.hash = key
+        self.pairs = pairs
+        self.units = 0
+
+
+class Router:
+    """Chooses paths from readings in memory.
+
+    Args:
+        paths: For each (src, dst) the paths as lists of links, primary first. Paths as short as
+            the primary count as equal-cost, longer ones as detours.
+        policy: The policy.
+        bus: Shared with a controller; a private one by default.
+        clock: Nanoseconds on the clock of the readings.
+        rng: For power of two choices; a generator of its own, seeded with 0, by default.
+        log: Where moves and blacklisting are noted.
+        link_gbps: Rate of each link, or of all, in 1e9 bit/s; without it the available bandwidth
+            is told as a share alone.
+
+    Raises:
+        ValueError: A path set or a path is empty.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[tuple[str, str], Sequence[Sequence[str]]],
+        policy: Policy,
+        bus: Bus | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        rng: random.Random | None = None,
+        log: DecisionLog | None = None,
+        link_gbps: Mapping[str, float] | float | None = None,
+    ) -> None:
+        for ends, alternatives in paths.items():
+            if not alternatives or not all(alternatives):
+                raise ValueError(f"no path, or an empty one, between {ends[0]} and {ends[1]}")
+        self.policy = policy
+        self.bus = Bus() if bus is None else bus
+        self.moves = 0
+        self.unknown_flows = 0  # choices for ends without a path set
+        routing = policy.routing
+        self._routing = routing
+        self._clock = clock
+        self._rng = random.Random(0) if rng is None else rng
+        self._log = DecisionLog() if log is None else log
+        names = (link for sets in paths.values() for path in sets for link in path)
+        self.links = LinkTable(names, routing, self._log)
+        self._worth = self.links.worth
+        self._seen_ns = self.links.seen_ns
+        self._sets = {
+            ends: _PathSet(number, [tuple(self.links.index[x] for x in path) for path in sets])
+            for number, (ends, sets) in enumerate(paths.items())
+        }
+        self._gbps = self._least_rate(link_gbps)
+        self._flows: dict[Flow, _Flow] = {}
+        self._choose = {
+            "static": self._static,
+            "binary": self._binary,
+            "spray": self._spray,
+            "power_of_two": self._power_of_two,
+        }[routing.mode]
+        enter, leave = routing.enter_occupancy, routing.exit_occupancy
+        self._level_enter = (leave, enter, (1.0 + enter) / 2)
+        self._level_exit = (
+            LEVEL_EXIT * leave,
+            LEVEL_EXIT * enter,
+            LEVEL_EXIT * (1.0 + enter) / 2,
+        )
+        self._level = 0
+        self._published_ns: int | None = None
+        self._pending: list[tuple[Flow, int, int, str]] = []
+
+    def observe(
+        self,
+        link: str,
+        *,
+        occupancy: float | None = None,
+        error_rate: float | None = None,
+        at_ns: int | None = None,
+        lost: bool = False,
+    ) -> None:
+        """Take one reading of a link, or the timeout of a probe.
+
+        Args:
+            link: The link; one of no path set is counted and ignored.
+            occupancy: Buffer occupancy 0..1, None if unknown.
+            error_rate: Packet error rate 0..1, None if unknown.
+            at_ns: When; now by default.
+            lost: The probe timed out.
+        """
+        now_ns = self._clock() if at_ns is None else at_ns
+        self.links.observe(link, now_ns, occupancy, error_rate, lost)
+        if self._published_ns is None or now_ns - self._published_ns >= PUBLISH_NS:
+            self.publish(now_ns)
+
+    def choose(self, flow: Flow, *, at_ns: int | None = None) -> int:
+        """The path for the next unit of a flow.
+
+        Args:
+            flow: (src, dst, id).
+            at_ns: When; now by default.
+
+        Returns:
+            Index into the flow's path set; 0 for ends without a path set.
+        """
+        now_ns = self._clock() if at_ns is None else at_ns
+        state = self._flows.get(flow)
+        if state is None:
+            paths = self._sets.get((flow[0], flow[1]))
+            if paths is None:
+                self.unknown_flows += 1
+                return 0
+            state = self._open(flow, paths, now_ns)
+        unit = state.units
+        state.units = unit + 1
+        return self._choose(flow, state, unit, now_ns)
+
+    def publish(self, at_ns: int) -> None:
+        """Push level and available bandwidth to the bus; `observe` does it once a millisecond.
+
+        The level is that of the worst pair of ends, by the forecast occupancy of the paths that
+        its units took: a collective is as slow as its slowest flow. The available share is what
+        that occupancy leaves, a stand-in for free bandwidth.
+
+        Args:
+            at_ns: When.
+        """
+        self._published_ns = at_ns
+        worst = NAN
+        for paths in self._sets.values():
+            if not paths.worth <= worst and paths.worth == paths.worth:
+                worst = paths.worth
+        self._flush()
+        if worst != worst:
+            return
+        self._level = level_update(self._level, worst, self._level_enter, self._level_exit)
+        share = 1.0 - min(1.0, max(0.0, worst))
+        self.bus.push_routing(
+            at_ns=at_ns,
+            level=self._level,
+            available_share=share,
+            available_gbps=None if self._gbps is None else share * self._gbps,
+        )
+
+    def _open(self, flow: Flow, paths: _PathSet, now_ns: int) -> _Flow:
+        key = hash31(_number(flow[2]), paths.number)
+        pairs = []
+        for primary in paths.equal[: self._routing.pairs]:
+            # Detours first ("edge first"), then the other shortest paths; each flow starts at
+            # another one, so that flows that leave one hot link do not meet on the next.
+            detours = sorted(_turned(paths.longer, key), key=lambda i: -len(paths.links[i]))
+            others = _turned([i for i in paths.equal if i != primary], key)
+            pairs.append(_Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns))
+        state = _Flow(paths, key, pairs)
+        if len(self._flows) >= MOST_FLOWS:
+            del self._flows[next(iter(self._flows))]
+        self._flows[flow] = state
+        return state
+
+    def _binary(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+        routing, paths = self._routing, state.paths
+        pair = state.pairs[(state.hash + unit) % len(state.pairs)]
+        # What routing is asked to keep free counts as occupied.
+        reserve = self.bus.reserve
+        enter = routing.enter_occupancy - reserve
+        primary, _ = self._worst(paths.links[pair.primary], now_ns)
+        if primary == DEAD:
+            return self._without_primary(flow, state, pair, now_ns)
+        alternative, other, known = pair.alternative, NAN, True
+        if alternative >= 0:
+            other, known = self._worst(paths.links[alternative], now_ns)
+            if other == DEAD:
+                self._move(flow, pair, -1, now_ns, "alternative blacklisted")
+                self._took(paths, primary)
+                return pair.primary
+        elif not primary >= enter:  # also where nothing is known: the common case, so the first
+            self._took(paths, primary)
+            return pair.primary
+        since = now_ns - pair.moved_ns if pair.moved_ns is not None else routing.hold_ns
+        budget = self._refill(pair, now_ns)
+        cold = routing.cold_occupancy - reserve
+        on_alternative = alternative >= 0
+        if not on_alternative and since >= routing.hold_ns and budget >= 1.0:
+            alternative, other = self._cold(state, pair, cold, now_ns)
+        use = choose_binary(
+            primary,
+            other if known else NAN,
+            on_alternative,
+            enter,
+            routing.exit_occupancy - reserve,
+            cold,
+            since,
+            routing.hold_ns,
+            budget,
+        )
+        if use != on_alternative:
+            reason = "primary warned" if use else "back on the primary"
+            self._move(flow, pair, alternative if use else -1, now_ns, reason)
+        self._took(paths, other if use else primary)
+        return pair.alternative if use else pair.primary
+
+    def _without_primary(self, flow: Flow, state: _Flow, pair: _Pair, now_ns: int) -> int:
+        """The best path while the primary is blacklisted; the primary where all are."""
+        links = state.paths.links
+        if pair.alternative >= 0:
+            worth, _ = self._worst(links[pair.alternative], now_ns)
+            if worth != DEAD:
+                return pair.alternative
+        best, least = self._best(state.paths, now_ns)
+        if best != pair.alternative:
+            reason = "primary blacklisted" if best >= 0 else "all paths blacklisted"
+            self._move(flow, pair, best, now_ns, reason)
+        if best < 0:
+            return pair.primary
+        self._took(state.paths, least)
+        return best
+
+    def _cold(self, state: _Flow, pair: _Pair, cold: float, now_ns: int) -> tuple[int, float]:
+        """The alternative to move to: the first cold one, or the coldest; -1 if none is cold."""
+        coldest = self._routing.order == "coldest"
+        worths, seen, oldest = self._worth, self._seen_ns, now_ns - self._routing.stale_ns
+        found, least = -1, cold
+        for index in pair.candidates:
+            worst = -1.0
+            for link in state.paths.links[index]:
+                worth = worths[link]
+                if not worth < least or seen[link] < oldest:  # warm, dead, or unknown
+                    break
+                if worth > worst:
+                    worst = worth
+            else:
+                found, least = index, worst
+                if not coldest:
+                    break
+        return found, least if found >= 0 else NAN
+
+    def _best(self, paths: _PathSet, now_ns: int) -> tuple[int, float]:
+        """The usable path with the least occupancy, unknown ones last; -1 if none is usable."""
+        found, least = -1, math.inf
+        for index, links in enumerate(paths.links):
+            worth, known = self._worst(links, now_ns)
+            if worth == DEAD:
+                continue
+            rank = worth if known else 2.0 * FULL
+            if rank < least:
+                found, least = index, rank
+        return found, least if least <= FULL else NAN
+
+    def _worst(self, links: tuple[int, ...], now_ns: int) -> tuple[float, bool]:
+        """A path is worth its worst link; also whether all of its links are known."""
+        worths, seen, oldest = self._worth, self._seen_ns, now_ns - self._routing.stale_ns
+        worst = -1.0
+        known = True
+        for link in links:
+            worth = worths[link]
+            if worth == DEAD:
+                return DEAD, True
+            if worth != worth or seen[link] < oldest:
+                known = False
+            elif worth > worst:
+                worst = worth
+        return (worst if worst >= 0.0 else NAN), known
+
+    def _static(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+        """As a static table does: by a hash of the flow, whatever happens."""
+        return self._taken(state, state.pairs[state.hash % len(state.pairs)].primary, now_ns)
+
+    def _spray(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+        """Over all shortest paths in turn, whatever their load; blacklisted ones left out."""
+        equal = state.paths.equal
+        for turn in range(len(equal)):
+            index = equal[(state.hash + unit + turn) % len(equal)]
+            if self._worst(state.paths.links[index], now_ns)[0] != DEAD:
+                return self._taken(state, index, now_ns)
+        return max(0, self._best(state.paths, now_ns)[0])
+
+    def _power_of_two(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+        """The emptier of two random shortest paths (Mitzenmacher, 2001)."""
+        equal = state.paths.equal
+        count = len(equal)
+        draw = int(self._rng.random() * count)
+        other = (draw + 1 + int(self._rng.random() * (count - 1))) % count
+        one, two = equal[draw], equal[other]
+        links = state.paths.links
+        first, second = self._worst(links[one], now_ns)[0], self._worst(links[two], now_ns)[0]
+        if first == DEAD and second == DEAD:
+            return max(0, self._best(state.paths, now_ns)[0])
+        return self._taken(state, two if second < first or first == DEAD else one, now_ns)
+
+    def _taken(self, state: _Flow, index: int, now_ns: int) -> int:
+        self._took(state.paths, self._worst(state.paths.links[index], now_ns)[0])
+        return index
+
+    def _took(self, paths: _PathSet, worth: float) -> None:
+        if worth != DEAD:
+            seen = FULL if worth > FULL else worth  # a steep forecast says full, not five times
+            paths.worth = ewma_update(paths.worth, seen, self.policy.bus.smoothing)
+
+    def _refill(self, pair: _Pair, now_ns: int) -> float:
+        dt_ns = max(0, now_ns - pair.budget_ns)
+        pair.budget = budget_refill(pair.budget, dt_ns, self._routing.moves_per_ms, MOVE_BURST)
+        pair.budget_ns = max(pair.budget_ns, now_ns)
+        return pair.budget
+
+    def _move(self, flow: Flow, pair: _Pair, to: int, now_ns: int, reason: str) -> None:
+        before = pair.primary if pair.alternative < 0 else pair.alternative
+        pair.alternative = to
+        pair.moved_ns = now_ns
+        pair.budget = max(0.0, pair.budget - 1.0)
+        self.moves += 1
+        if len(self._pending) < MOST_PENDING:
+            self._pending.append((flow, before, pair.primary if to < 0 else to, reason))
+        else:
+            self._log.dropped += 1
+
+    def _flush(self) -> None:
+        """Write the moves since the last time: files are too slow for the moment of a choice."""
+        pending, self._pending = self._pending, []
+        for (src, dst, ident), before, after, reason in pending:
+            self._log.change(None, "path", before, after, f"{src} to {dst} flow {ident}: {reason}")
+
+    def _least_rate(self, link_gbps: Mapping[str, float] | float | None) -> float | None:
+        if link_gbps is None or isinstance(link_gbps, int | float):
+            return link_gbps
+        known = [link_gbps[name] for name in self.links.names if name in link_gbps]
+        return min(known) if known else None
+
+
+def _turned(items: Sequence[int], by: int) -> list[int]:
+    """The items, starting at another one."""
+    if not items:
+        return []
+    start = by % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def _number(ident: Hashable) -> int:
+    """A flow's id as a non-negative number; text by its checksum, so that every run agrees."""
+    if isinstance(ident, int):
+        return ident & 0x7FFFFFFF
+    return zlib.crc32(repr(ident).encode()) & 0x7FFFFFFF
