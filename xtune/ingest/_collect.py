@@ -77,7 +77,10 @@ def collect(
     )
     summary = IngestSummary(strict=strict, dry_run=dry_run)
     walk = Walk(lake.root, run.claims.folder)
-    for path in expand(paths):
+    expanded = expand(paths)
+    if not dry_run:
+        lake.sweep()  # also where all inputs are known and nothing is written
+    for path in expanded:
         for found in walk.find(path):
             result = run.one(found)
             summary.files.append(result)
