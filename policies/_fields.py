@@ -169,11 +169,13 @@ def as_kind(path: str, value: object, kind: type[Any]) -> Any:
 
 
 def show(value: object) -> str:
-    """A value as it is printed in a message, short."""
+    """A value as it is printed in a message: short, and as JSON would write it."""
     if isinstance(value, str):
         text = repr(value)
     elif isinstance(value, bool) or value is None:
         text = {True: "true", False: "false", None: "null"}[value]
+    elif isinstance(value, int) and abs(value) >= 10**40:  # str() refuses the longest
+        text = "a very large number"
     else:
-        text = str(value)
+        text = str(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "..."

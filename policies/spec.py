@@ -357,7 +357,9 @@ def loads(text: str | bytes) -> Policy:
     """
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except PolicyError:
+        raise
+    except (ValueError, RecursionError) as error:  # also bad UTF-8, and numbers of 4300 digits
         raise PolicyError(f"policy: not JSON: {error}") from None
     return Policy.from_json(document)
 

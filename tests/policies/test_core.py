@@ -74,7 +74,7 @@ def test_compiled_function_gives_the_same_bits(name: str) -> None:
 
 
 def test_compiled_window_slope_gives_the_same_bits() -> None:
-    compiled = numba.njit(_core.window_slope)
+    compiled: Any = numba.njit(_core.window_slope)
     rng = random.Random(3)
     for _ in range(200):
         values = [rng.random() for _ in range(6)]
