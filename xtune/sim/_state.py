@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from xtune.errors import UsageError
 from xtune.policies.spec import Routing
-from xtune.sim import kernel as k
+from xtune.sim import _layout as k
+from xtune.sim._choices import MOVE_BURST
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
 from xtune.sim.flows import DRAW, Flows
+from xtune.sim.kernel import advance
 
 MODES = {
     "static": k.STATIC,
@@ -23,6 +25,7 @@ MODES = {
 FORECASTS = {"reading": k.READING, "ewma": k.EWMA, "slope": k.SLOPE, "holt": k.HOLT}
 KINDS = {"none": k.NO_BACKPRESSURE, "pfc": k.PFC, "credit": k.CREDIT}
 
+_MOST_PATHS = 16  # of one flow, as the engine's path finder computes them ahead
 _NEVER = 2**62  # a unit or time that does not end
 _FIRST_NODES = 1 << 15
 _MOST_NODES = (2**32 - 2) // k.NODE_SIZE  # uint32 indices
@@ -88,15 +91,13 @@ class State:
         fabric, flows, n = self.fabric, self.flows, len(self.flows)
         spines = fabric.spines
         # Drawn for every flow, so that a given path does not move the draws of the others.
-        drawn = rng.integers(0, spines, n)
-        step = rng.integers(1, spines, n) if spines > 1 else np.zeros(n, dtype=np.int64)
-        primary = np.where(flows.spine == DRAW, drawn, flows.spine)
-        second = np.where(flows.alternative == DRAW, (primary + step) % spines, flows.alternative)
+        primary = np.where(flows.spine == DRAW, rng.integers(0, spines, n), flows.spine)
+        self._fill_paths(rng, primary)
         u = np.zeros((n, k.FLOW_U), dtype=np.uint32)
         u[:, k.SRC], u[:, k.DST] = flows.src, flows.dst
         u[:, k.SRC_LEAF] = flows.src // fabric.hosts_per_leaf
         u[:, k.DST_LEAF] = flows.dst // fabric.hosts_per_leaf
-        u[:, k.PRIMARY], u[:, k.ALTERNATIVE], u[:, k.PATH] = primary, second, primary
+        u[:, k.PATH] = primary
         u[:, k.RING] = k.NIL
         u[:, k.LANE] = flows.lane if lanes > 1 else 0
         u[:, k.BACKGROUND] = flows.background
@@ -104,14 +105,34 @@ class State:
         i = np.zeros((n, k.FLOW_I), dtype=np.int64)
         i[:, k.SIZE] = i[:, k.TO_SEND] = flows.size
         i[:, k.START], i[:, k.RELEASE] = flows.start_ns, flows.release_ns
-        i[:, k.MOVED_AT] = -_NEVER // 4  # no move holds the first one back
         f = np.full((n, k.FLOW_F), np.nan)
-        f[:, k.BUDGET] = k.MOVE_BURST
         # A fragment makes a hop a step; what the real path takes in addition, or less.
         links = np.where(u[:, k.SRC_LEAF] == u[:, k.DST_LEAF], 2, 4)
         real = {hops: fabric.latency_ns(hops) for hops in (2, 4)}
         f[:, k.EXTRA] = np.where(links == 2, real[2], real[4]) - (links - 1) * self.dt_ns
         self.flow_u, self.flow_i, self.flow_f = u, i, f
+
+    def _fill_paths(self, rng: np.random.Generator, primary: NDArray[np.int64]) -> None:
+        """Spines of each flow in the order in which the engine's router would try them."""
+        n, spines, binary = len(self.flows), self.fabric.spines, self.routing.mode == "binary"
+        width = min(spines, _MOST_PATHS) if binary else 0
+        order = np.zeros((n, 0))
+        if binary:
+            order = rng.random((n, spines))
+            rows = np.arange(n)
+            given = np.flatnonzero(self.flows.alternative != DRAW)
+            order[given, self.flows.alternative[given]] = -1.0  # second
+            order[rows, primary] = -2.0  # first, even where the alternative is the same
+        self.paths = np.argsort(order, axis=1)[:, :width].astype(np.uint32)
+        # A flow that was given its own primary as alternative has nowhere to go.
+        alone = self.flows.alternative == primary
+        self.paths[alone] = primary[alone, None]
+        count = max(1, min(self.routing.pairs, width))
+        self.pairs = np.zeros((n * count if binary else 1, k.PAIR_SIZE), dtype=np.int64)
+        self.pairs[:, k.USED] = -1
+        self.pairs[:, k.MOVED_AT] = -_NEVER // 4  # nothing holds the first move back
+        self.budgets = np.full(len(self.pairs), MOVE_BURST)
+        self.pair_count = count
 
     def _fill_order(self) -> None:
         flows, n = self.flows, len(self.flows)
@@ -177,6 +198,8 @@ class State:
             k.PACKET: PACKET_BYTES,
             k.MODE: MODES[routing.mode],
             k.FORECAST: FORECASTS[routing.forecast],
+            k.PAIRS: self.pair_count,
+            k.COLDEST: int(routing.order == "coldest"),
             k.HORIZON: routing.horizon_ns,
             k.HOLD: routing.hold_ns,
             k.UNIT: max(PACKET_BYTES, unit),
@@ -204,12 +227,13 @@ class State:
             UsageError: flows wait for each other in a circle, or too much is in flight.
         """
         while True:
-            ended = k.advance(
+            ended = advance(
                 self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
                 self.resident, self.paused, self.pauses, self.stopped, self.nodes, self.flow_u,
                 self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,
+                self.paths, self.pairs, self.budgets,
             )  # fmt: skip
             if ended == k.STUCK:
                 raise UsageError(

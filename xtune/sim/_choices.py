@@ -1,0 +1,258 @@
+"""Path choices inside the kernel: probes, forecasts, the choice of a unit, order on arrival.
+
+The decision arithmetic is not written here: the functions of the engine (``policies/_core.py``)
+are compiled as they are, so that the simulator and a training job decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from xtune.policies import _core
+from xtune.sim._layout import (
+    BACKGROUND,
+    BINARY,
+    BINS,
+    BUFFER,
+    COLD,
+    COLDEST,
+    DELAY_STEPS,
+    DELIVERED,
+    DST_LEAF,
+    DT,
+    ENTER,
+    EWMA,
+    EXIT,
+    FIRST,
+    FORECAST,
+    HELD,
+    HOLD,
+    HOLT,
+    HORIZON,
+    HOSTS,
+    LANE,
+    LANES,
+    LAST,
+    LEAVES,
+    LEVEL,
+    LEVEL_GAIN,
+    MODE,
+    MOVED_AT,
+    MOVES,
+    MOVES_PER_MS,
+    PAIRS,
+    PATH,
+    PEAK,
+    PORTS,
+    PREFIX,
+    PROBE_STEPS,
+    READINGS,
+    REFILLED_AT,
+    RISE,
+    SIZE,
+    SLOPE,
+    SLOPE_GAIN,
+    SPINES,
+    SPRAY,
+    SRC_LEAF,
+    STATIC,
+    STEP,
+    TO_SEND,
+    UNIT,
+    UNIT_LEFT,
+    UNITS,
+    USED,
+)
+
+_holt: Callable[..., Any] = numba.njit(_core.holt_update)
+_ewma: Callable[..., Any] = numba.njit(_core.ewma_update)
+_window_slope: Callable[..., Any] = numba.njit(_core.window_slope)
+_peak: Callable[..., Any] = numba.njit(_core.forecast_peak)
+_choose: Callable[..., Any] = numba.njit(_core.choose_binary)
+_refill: Callable[..., Any] = numba.njit(_core.budget_refill)
+MOVE_BURST = _core.MOVE_BURST
+MOST_CANDIDATES = 8  # as the engine's router: alternatives of one pair that are looked at
+
+
+@numba.njit
+def _random(rng, below):  # type: ignore[no-untyped-def]
+    """SplitMix64 (Steele, Lea, Flood 2014), reduced to 0..below-1 by its upper 32 bits."""
+    rng[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = rng[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return np.int64(((z >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32))
+
+
+@numba.njit
+def _advance_prefix(flow_i, segments, f):  # type: ignore[no-untyped-def]
+    """Retire segments that are delivered whole; the last one may still grow."""
+    width = segments.shape[1]
+    while flow_i[f, FIRST] < flow_i[f, LAST] and segments[f, flow_i[f, FIRST] % width, 0] == 0:
+        flow_i[f, FIRST] += 1
+        flow_i[f, PREFIX] += segments[f, flow_i[f, FIRST] % width, 1]
+
+
+@numba.njit
+def in_order(flow_i, segments, f, slot, size):  # type: ignore[no-untyped-def]
+    """Follow the contiguous prefix of a flow whose segments took different paths.
+
+    Each segment is in order (one path, FIFO), so the prefix ends in the first segment that is
+    not complete; what is delivered beyond it waits in the receiver's reorder buffer.
+    """
+    width = segments.shape[1]
+    segments[f, slot, 0] -= size
+    segments[f, slot, 1] += size
+    if slot == flow_i[f, FIRST] % width:
+        flow_i[f, PREFIX] += size
+    _advance_prefix(flow_i, segments, f)
+    held = flow_i[f, DELIVERED] - flow_i[f, PREFIX]
+    flow_i[f, HELD] = max(flow_i[f, HELD], held)
+
+
+@numba.njit
+def _path_peak(cfg, links, lane, leaf, spine, to_leaf):  # type: ignore[no-untyped-def]
+    """Forecast of a path: the worse of its uplink and its downlink."""
+    both = cfg[LEAVES] * cfg[SPINES]
+    up = links[lane * 2 * both + leaf * cfg[SPINES] + spine, PEAK]
+    down = links[lane * 2 * both + both + spine * cfg[LEAVES] + to_leaf, PEAK]
+    return down if down > up else up
+
+
+@numba.njit
+def _binary(cfg, real, flow_u, flow_i, links, paths, pairs, budgets, f):  # type: ignore[no-untyped-def]
+    """Path of a unit by the binary choice, as ``Router`` of the engine makes it.
+
+    Units go round the flow's pairs; within its pair a unit takes the primary, or a cold
+    alternative while the primary is warned.
+    """
+    lane, leaf, to_leaf = flow_u[f, LANE], flow_u[f, SRC_LEAF], flow_u[f, DST_LEAF]
+    now = cfg[STEP] * cfg[DT]
+    k = flow_i[f, UNITS] % cfg[PAIRS]
+    flow_i[f, UNITS] += 1
+    row = f * cfg[PAIRS] + k
+    used, other = pairs[row, USED], np.nan
+    on_alternative = used >= 0
+    primary = _path_peak(cfg, links, lane, leaf, paths[f, k], to_leaf)
+    if on_alternative:
+        other = _path_peak(cfg, links, lane, leaf, paths[f, used], to_leaf)
+    elif not primary >= real[ENTER]:
+        return paths[f, k]
+    since = now - pairs[row, MOVED_AT]
+    waited = now - pairs[row, REFILLED_AT]
+    budgets[row] = _refill(budgets[row], waited, real[MOVES_PER_MS], MOVE_BURST)
+    pairs[row, REFILLED_AT] = now
+    if not on_alternative and since >= cfg[HOLD] and budgets[row] >= 1.0:
+        left, least = MOST_CANDIDATES, real[COLD]
+        for j in range(paths.shape[1]):
+            if j == k or left == 0:
+                continue
+            left -= 1
+            worth = _path_peak(cfg, links, lane, leaf, paths[f, j], to_leaf)
+            if worth < least:
+                used, other, least = j, worth, worth
+                if cfg[COLDEST] == 0:
+                    break
+    use = _choose(
+        primary, other, on_alternative, real[ENTER], real[EXIT], real[COLD],
+        since, cfg[HOLD], budgets[row],
+    )  # fmt: skip
+    if use != on_alternative:
+        pairs[row, USED] = used if use else -1
+        pairs[row, MOVED_AT] = now
+        budgets[row] = max(0.0, budgets[row] - 1.0)
+        flow_i[f, MOVES] += 1
+    return paths[f, used] if use else paths[f, k]
+
+
+@numba.njit
+def _emptier(cfg, rng, flow_u, links, f):  # type: ignore[no-untyped-def]
+    """The emptier of two random spines (Mitzenmacher 2001)."""
+    lane, leaf, to_leaf = flow_u[f, LANE], flow_u[f, SRC_LEAF], flow_u[f, DST_LEAF]
+    one = _random(rng, cfg[SPINES])
+    if cfg[SPINES] == 1:
+        return one
+    two = (one + 1 + _random(rng, cfg[SPINES] - 1)) % cfg[SPINES]
+    first = _path_peak(cfg, links, lane, leaf, one, to_leaf)
+    return two if _path_peak(cfg, links, lane, leaf, two, to_leaf) < first else one
+
+
+@numba.njit
+def start_unit(  # type: ignore[no-untyped-def]
+    cfg, real, rng, flow_u, flow_i, links, segments, paths, pairs, budgets, f
+):
+    """The path of a flow's next unit, decided as it is enqueued."""
+    flow_i[f, UNIT_LEFT] = cfg[UNIT]
+    mode = cfg[MODE]
+    if mode == STATIC or flow_u[f, SRC_LEAF] == flow_u[f, DST_LEAF] or flow_u[f, BACKGROUND] == 1:
+        return  # other jobs do not run this engine: their paths stay
+    if flow_i[f, LAST] - flow_i[f, FIRST] + 1 >= segments.shape[1]:
+        return  # the receiver's reorder window is full: no new path now
+    old = np.int64(flow_u[f, PATH])
+    if mode == BINARY:
+        new = np.int64(_binary(cfg, real, flow_u, flow_i, links, paths, pairs, budgets, f))
+    elif mode == SPRAY:
+        new = _random(rng, cfg[SPINES])
+    else:
+        new = _emptier(cfg, rng, flow_u, links, f)
+    if new == old:
+        return
+    flow_u[f, PATH] = new
+    if flow_i[f, TO_SEND] == flow_i[f, SIZE]:
+        return
+    if mode != BINARY:
+        flow_i[f, MOVES] += 1
+    flow_i[f, LAST] += 1
+    slot = flow_i[f, LAST] % segments.shape[1]
+    segments[f, slot, 0] = 0
+    segments[f, slot, 1] = 0
+    _advance_prefix(flow_i, segments, f)
+
+
+@numba.njit
+def probe(cfg, real, queued, links, pending, window, times, hist):  # type: ignore[no-untyped-def]
+    """Read every leaf-spine queue; older readings reach the deciders after their delay."""
+    step, every = cfg[STEP], cfg[PROBE_STEPS]
+    first = cfg[HOSTS]
+    both = 2 * cfg[LEAVES] * cfg[SPINES]
+    scale = 1.0 / cfg[BUFFER]
+    if step % every == 0:
+        row = (step // every) % pending.shape[0]
+        for k in range(both):
+            total = 0.0
+            for lane in range(cfg[LANES]):
+                # A lower lane waits for the upper one, not the other way round.
+                total += queued[lane * cfg[PORTS] + first + k] * scale
+                pending[row, lane * both + k] = min(total, 1.0)
+            hist[k, min(np.int64(total * BINS), BINS)] += 1
+    seen = step - cfg[DELAY_STEPS]
+    if seen >= 0 and seen % every == 0 and cfg[MODE] != STATIC:
+        row = (seen // every) % pending.shape[0]
+        gap = every * cfg[DT] if seen > 0 else 0
+        width = window.shape[1]
+        slot = cfg[READINGS] % width
+        cfg[READINGS] += 1
+        count = min(cfg[READINGS], width)
+        times[slot] = seen * cfg[DT]
+        kind = cfg[FORECAST]
+        for k in range(both * cfg[LANES]):
+            reading = pending[row, k]
+            level, rise = reading, 0.0
+            if kind == HOLT:
+                level, rise = _holt(
+                    links[k, LEVEL], links[k, RISE], reading, gap,
+                    real[LEVEL_GAIN], real[SLOPE_GAIN],
+                )  # fmt: skip
+            elif kind == EWMA:
+                level = _ewma(links[k, LEVEL], reading, real[LEVEL_GAIN])
+            elif kind == SLOPE:
+                window[k, slot] = reading
+                rise = _window_slope(window[k], times, count)
+            links[k, LEVEL] = level
+            links[k, RISE] = rise
+            links[k, PEAK] = _peak(level, rise, cfg[HORIZON])

@@ -1,0 +1,44 @@
+"""Where each figure of a phase lies in the kernel's flat arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# What a call of ``advance`` ends with.
+DONE, LIMIT, GROW, STUCK = 0, 1, 2, 3
+STATIC, BINARY, SPRAY, POWER_OF_TWO = 0, 1, 2, 3
+READING, EWMA, SLOPE, HOLT = 0, 1, 2, 3
+NO_BACKPRESSURE, PFC, CREDIT = 0, 1, 2
+
+NIL = np.uint32(0xFFFFFFFF)
+
+# cfg: int64 parameters, then the state that outlives a call.
+(
+    HOSTS, LEAVES, SPINES, LANES, PORTS, DT, LIMIT_STEP, KIND, XOFF, XON, BUFFER, PACKET, MODE,
+    FORECAST, PAIRS, COLDEST, HORIZON, HOLD, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE,
+    STEP, FREE, FRESH, LIVE, ACTIVE, LEFT, WAITING_START, ON_WHEEL, READINGS, STAMP,
+    CFG_SIZE,
+) = range(33)  # fmt: skip
+# real: float64 parameters.
+LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
+# A fragment: eight uint32, half a cache line. It carries the queues of its path, so that a hop
+# looks up nothing: those of the tiers it comes through, and the slot of its segment.
+# Unsigned, as all indices of the hot loop: a signed index pays a test for wrapping.
+FLOW, BYTES, NEXT, SLOT, NIC, UP, DOWN, OUT = (np.uint32(i) for i in range(8))
+NODE_SIZE = 8
+# flow_u: uint32 columns, one cache line a flow.
+SRC, DST, SRC_LEAF, DST_LEAF, PATH, RING, LANE, BACKGROUND, BEFORE = range(9)
+FLOW_U = 16
+# flow_i: int64 columns.
+(
+    SIZE, TO_SEND, DELIVERED, UNIT_LEFT, UNITS, MOVES, HELD, PREFIX, FIRST, LAST, START, RELEASE,
+) = range(12)  # fmt: skip
+FLOW_I = 16
+# flow_f: float64 columns.
+DONE_AT, RELEASED_AT, EXTRA, FLOW_F = range(4)
+# pairs: int64 columns of a flow's (primary, alternative) pair. USED: the place of the alternative
+# in use among the flow's paths, -1 on the primary. The move budget is in an array of its own.
+USED, MOVED_AT, REFILLED_AT, PAIR_SIZE = range(4)
+# links: float64 columns.
+LEVEL, RISE, PEAK, LINK_SIZE = range(4)
+BINS = 64  # of an occupancy histogram; one more holds what is above the buffer
