@@ -52,7 +52,7 @@ def build(content: Content) -> Sequence[Block]:
                 f" The tuned policy reaches the target loss {percent(g['mean'])} sooner than "
                 f"{gain['name']} in simulation."
                 if content.language == "en"
-                else f" 仿真中，调优后的策略比 {gain['name']} 快 {percent(g['mean'])} 达到目标损失。"
+                else f" 仿真中，调优后的策略比 {gain['name']} 快 {percent(g['mean'])} 达标。"
             )
     return (Text(text=line, strong=True), Figures(rows=rows))
 

@@ -2,13 +2,14 @@
 
 from xtune.studies._base import Study, all_studies, find_study
 from xtune.studies._result import load_result, with_provenance
-from xtune.studies._run import Options, Progress, latest_calibration, run_study
+from xtune.studies._run import Options, Progress, compare, latest_calibration, run_study
 
 __all__ = [
     "Options",
     "Progress",
     "Study",
     "all_studies",
+    "compare",
     "find_study",
     "latest_calibration",
     "load_result",

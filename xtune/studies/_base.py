@@ -9,6 +9,9 @@ from itertools import product
 
 from xtune.errors import StudyError
 
+#: Today's remedies (founding document, section 1) and two that need no forecast.
+BASELINES = ("static_dense", "priority", "fixed_drop", "oblivious_spray", "power_of_two")
+
 Point = dict[str, float | int | str]
 
 
@@ -33,13 +36,7 @@ class Study:
     base: str
     grid: Mapping[str, Sequence[float | int | str]]
     claims: Mapping[str, str] = field(default_factory=dict)
-    baselines: tuple[str, ...] = (
-        "static_dense",
-        "priority",
-        "fixed_drop",
-        "oblivious_spray",
-        "power_of_two",
-    )
+    baselines: tuple[str, ...] = BASELINES
     ablations: tuple[str, ...] = ("routing_only", "compression_only", "joint")
 
     def points(self) -> list[Point]:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune.errors import NoDataError
-from xtune.studies._base import Study, point_key
-from xtune.studies._result import build, write
+from xtune.studies._base import BASELINES, Study, point_key
+from xtune.studies._result import build, summary, write
 from xtune.studies._storage import open_storage, repair_journal
 from xtune.studies._trials import Outcome, TrialStore
 from xtune.studies._work import Job, run_jobs
 
 if TYPE_CHECKING:
     from xtune.lake import Lake
+    from xtune.policies.spec import Policy
     from xtune.sim import Calibration
 
 MARK = "calibration.json"  # in a study's folder: which calibration its trials are for
@@ -104,7 +105,7 @@ def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | N
 
 def _jobs(study: Study, options: Options) -> tuple[list[Job], dict[str, Job]]:
     from xtune.policies.presets import preset
-    from xtune.policies.spec import Policy, replace_fields
+    from xtune.policies.spec import replace_fields
 
     seeds = tuple(range(options.seed, options.seed + options.seeds))
 
@@ -209,3 +210,36 @@ def _resume(store: TrialStore, jobs: list[Job]) -> set[str]:
     """Keys of ``jobs`` that are complete; a failed one is tried again."""
     finished = store.finished()
     return {job.key for job in jobs if job.key in finished and finished[job.key].complete}
+
+
+def compare(
+    policy: Policy,
+    lake: Lake,
+    calibration: Calibration,
+    *,
+    seeds: tuple[int, ...],
+    iterations: int,
+    workers: int,
+    progress: Callable[[int, str], None] = lambda done, text: None,
+) -> list[dict[str, Any]]:
+    """``policy`` and every baseline on the same seeds, without a study; rows as in a result."""
+    from xtune.executor import open_executor
+    from xtune.policies.presets import preset
+
+    names = BASELINES
+    policies = [policy, *(preset(n) for n in names if n != policy.name)]
+    jobs = [
+        Job(key=p.name, params={"preset": p.name}, policy=p, seeds=seeds, iterations=iterations)
+        for p in policies
+    ]
+    rows = []
+    outcomes = run_jobs(
+        jobs,
+        calibration,
+        pool=lambda: open_executor("local", workers),
+        cache=lake.root / "studies" / ".phases",
+    )
+    for outcome in outcomes:
+        rows.append({"name": outcome.key, **summary(outcome)})
+        progress(len(rows), outcome.key)
+    return rows

@@ -1,0 +1,115 @@
+"""The command line's promises: flags, exit status, one line for an error, JSON alone on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("XTUNE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "xtune", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**clean, **environment},
+        check=False,
+    )
+
+
+FLAGS = {
+    "collect": "dry-run duration debug help host host-map interval job json kind label lake list "
+    "map rank run strict sysfs time-from tz",
+    "rebuild": "debug help json lake since until",
+    "episodes": "debug help job json lake link top",
+    "query": "debug help json lake",
+    "calibrate": "debug help json lake",
+    "simulate": "debug help iterations json lake policy seed seeds workers",
+    "tune": "debug engine help json lake seed storage study timeout trials workers",
+    "export": "debug dry-run help json lake name out study trial with-names",
+    "report": "debug help json lake lang out since strict study until",
+    "prune": "debug dry-run help json keep lake",
+    "doctor": "debug help json lake",
+    "config": "debug help json",
+    "demo": "data debug help out",
+}
+
+
+def test_flags_are_frozen() -> None:
+    """Knobs belong in xtune.toml; a new flag is a decision, so this test must be changed too."""
+    import typer
+
+    from xtune.cli import app
+
+    group = typer.main.get_command(app)
+    found = {}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        options = [p for p in command.params if p.param_type_name == "option"]
+        flags = {o.lstrip("-") for p in options for o in p.opts} | {"help"}
+        found[name] = " ".join(sorted(flags))
+    assert found == {name: " ".join(sorted(flags.split())) for name, flags in FLAGS.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("--help",), 0),
+        (("--version",), 0),
+        ((), 2),
+        (("collect", "--nonsense"), 2),
+        (("nonsense",), 2),
+        (("query", "select 1"), 1),
+        (("collect", "not-there"), 1),
+        (("collect", "--time-from", "guess", "x"), 2),
+        (("collect", "--tz", "Middle/Earth", "x"), 2),
+        (("prune", "--keep", "soon"), 2),
+        (("tune", "--study", "nonsense"), 1),
+        (("report", "--lang", "fr"), 1),
+    ],
+)
+def test_exit_status_and_one_line(words: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    done = xtune(*words, cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    if status == 1:
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert done.stdout == ""
+
+
+def test_config_tells_where_each_setting_is_from(tmp_path: Path) -> None:
+    (tmp_path / "xtune.toml").write_text("seed = 5\n[episodes]\nmax_gap_s = 7\n")
+    done = xtune("config", "--json", cwd=tmp_path, XTUNE_WORKERS="3", XTUNE_SEED="9")
+    document = json.loads(done.stdout)
+    settings = {s["name"]: (s["value"], s["origin"]) for s in document["settings"]}
+    assert document["schema"] == 1
+    assert settings["seed"] == (9, "XTUNE_SEED")
+    assert settings["workers"] == (3, "XTUNE_WORKERS")
+    assert settings["episodes.max_gap_s"] == (7.0, str(tmp_path / "xtune.toml"))
+    assert settings["lake"] == ("lake", "default")
+
+
+def test_config_hides_passwords(tmp_path: Path) -> None:
+    done = xtune("config", cwd=tmp_path, XTUNE_STORAGE="postgresql://me:s3cret@db/x")
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "me:***@db" in done.stdout.replace("\n", "")
+
+
+def test_unknown_setting_names_a_near_one(tmp_path: Path) -> None:
+    (tmp_path / "xtune.toml").write_text("sed = 5\n")
+    done = xtune("config", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean seed?" in done.stderr
+
+
+def test_list_names_every_collector(tmp_path: Path) -> None:
+    from xtune.collectors import all_collectors
+
+    document = json.loads(xtune("collect", "--list", "--json", cwd=tmp_path).stdout)
+    assert {f["name"] for f in document["formats"]} == set(all_collectors())

@@ -1,0 +1,74 @@
+"""``xtune demo``: the whole main job on the sample telemetry."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xtune.cli._common import DebugOption
+from xtune.console import say
+from xtune.errors import InputError
+
+STUDY = "period_T"
+
+
+def run(
+    data: Annotated[Path, typer.Option("--data", help="Folder of telemetry.")] = Path(
+        "data_samples"
+    ),
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("demo"),
+    debug: DebugOption = False,
+) -> None:
+    """Collect, rebuild, calibrate, tune, export and report on the sample telemetry."""
+    from xtune.cli import calibrate, collect, episodes, export, rebuild, report, tune
+
+    if not data.is_dir():
+        raise InputError(f"{data} is not a folder", "run it in the project's folder, or --data DIR")
+    lake = str(out / "lake")
+    if out.exists():
+        shutil.rmtree(out)
+    began = time.monotonic()
+    train = data / "training"
+    inputs = [str(path) for path in sorted(data.iterdir()) if path.is_dir() and path != train]
+    steps: list[tuple[str, Callable[[], None]]] = [
+        (
+            f"xtune collect {data}/* --job pretrain-7b --tz UTC",
+            lambda: _call(collect.run, paths=inputs, lake=lake, job="pretrain-7b", tz="UTC"),
+        ),
+        ("xtune rebuild", lambda: rebuild.run(lake=lake)),
+        ("xtune episodes --top 10", lambda: episodes.run(lake=lake, top=10)),
+        ("xtune calibrate", lambda: calibrate.run(lake=lake)),
+        (f"xtune tune --study {STUDY}", lambda: tune.run(study=STUDY, lake=lake)),
+        (
+            f"xtune export --study {STUDY}",
+            lambda: export.run(study=STUDY, lake=lake, out=out / "dist"),
+        ),
+        (
+            f"xtune report --study {STUDY}",
+            lambda: report.run(study=STUDY, lake=lake, out=out / "report.html"),
+        ),
+    ]
+    for index, (command, step) in enumerate(steps, 1):
+        say(f"\n[{index}/{len(steps)}] $ {command}")
+        sys.stdout.flush()
+        step()
+    wheel = next((out / "dist").glob("*.whl"))
+    say(f"\ndone in {time.monotonic() - began:.0f} s")
+    say(f"  report  {out / 'report.html'}  (open it in a browser)")
+    say(f"  wheel   {wheel}  (pip install it beside torch, then import xtune_policy_period_t)")
+    say(f"  lake    {lake}  (xtune query --lake {lake} 'SELECT cause, count(*) FROM episodes ...')")
+
+
+def _call(command: Callable[..., None], **arguments: object) -> None:
+    """A command that ends with an exit status; anything but 0 stops the demo."""
+    try:
+        command(**arguments)
+    except typer.Exit as done:
+        if done.exit_code:
+            raise

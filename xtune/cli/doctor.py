@@ -1,0 +1,91 @@
+"""``xtune doctor``: is the environment sound, and the lake?"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+from xtune.cli._common import DebugOption, JsonOption, LakeOption, open_lake
+from xtune.console import emit_json, table
+from xtune.errors import XtuneError
+
+PACKAGES = ("duckdb", "polars", "pyarrow", "optuna", "torch", "numba", "plotly", "scikit-learn")
+LEAST_FREE_BYTES = 1_000_000_000
+
+Check = tuple[str, str, str, str]  # what, state (ok, warn, bad), found, how to mend
+
+
+def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Check environment and lake; says how to mend each finding."""
+    checks = [*_environment(), *_lake(lake)]
+    if json:
+        names = ("check", "state", "found", "mend")
+        emit_json(
+            {"schema": 1, "checks": [dict(zip(names, check, strict=True)) for check in checks]}
+        )
+    else:
+        table("", ("check", "state", "found", "how to mend"), checks)
+    if any(state == "bad" for _, state, _, _ in checks):
+        raise typer.Exit(1)
+
+
+def _environment() -> list[Check]:
+    python = sys.version.split()[0]
+    good = sys.version_info >= (3, 11)
+    checks: list[Check] = [
+        ("python", "ok" if good else "bad", python, "" if good else "use 3.11 or newer")
+    ]
+    for name in PACKAGES:
+        try:
+            checks.append((name, "ok", version(name), ""))
+        except PackageNotFoundError:
+            checks.append((name, "bad", "not installed", "pip install xtune again"))
+    if importlib.util.find_spec("numba") is None:
+        checks.append(("numba", "bad", "cannot be imported", "pip install numba"))
+    return checks
+
+
+def _lake(flag: str | None) -> list[Check]:
+    from xtune.lake import inspect
+
+    try:
+        lake = open_lake(flag)
+        health = inspect(lake)
+    except XtuneError as error:
+        return [("lake", "bad", error.message, error.hint)]
+    checks: list[Check] = [("lake", "ok", str(lake.root), "")]
+    free = shutil.disk_usage(lake.root).free
+    full = free < LEAST_FREE_BYTES
+    checks.append(
+        ("free space", "warn" if full else "ok", f"{free / 1e9:.1f} GB",
+         "xtune prune --keep 30d" if full else "")
+    )  # fmt: skip
+    left = len(health.unfinished)
+    checks.append(
+        ("unfinished writes", "warn" if left else "ok", str(left),
+         "left by killed writers; the next write sweeps them" if left else "")
+    )  # fmt: skip
+    checks += [
+        ("damaged file", "bad", line, "collect its source again") for line in health.damaged
+    ]
+    for (schema, wrote), count in sorted(health.versions.items()):
+        checks.append(("schema", "ok", f"{count} files of schema {schema}, xtune {wrote}", ""))
+    for file in health.ahead:
+        checks.append(
+            ("clock order", "warn", f"{file.table}: rows later than now in {file.path.name}",
+             "set the source's clock; --tz for local times")
+        )  # fmt: skip
+    if health.backwards:
+        checks.append(
+            ("clock order", "warn", "ledger entries later than now", "set this host's clock")
+        )
+    for name, days in sorted(health.bytes_per_day.items()):
+        mean = sum(days.values()) / len(days)
+        checks.append(
+            ("bytes a day", "ok", f"{name}: {mean / 1e6:.2f} MB on {len(days)} days", "")
+        )
+    return checks

@@ -1,0 +1,95 @@
+"""``xtune simulate``: one policy on the calibrated simulator, beside the baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xtune.cli._common import (
+    DebugOption,
+    JsonOption,
+    LakeOption,
+    SeedOption,
+    WorkersOption,
+    config,
+    open_lake,
+)
+from xtune.console import emit_json, progress, table
+from xtune.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from xtune.policies.spec import Policy
+
+
+def run(
+    policy: Annotated[
+        str, typer.Option("--policy", help="A policy.json, or a preset's name.")
+    ] = "joint",
+    lake: LakeOption = None,
+    seed: SeedOption = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Seeds that are averaged.")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations that a run simulates.")
+    ] = None,
+    workers: WorkersOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Evaluate a policy on the calibrated simulator beside the baselines."""
+    from xtune.studies import compare, latest_calibration
+
+    settings = config()
+    store = open_lake(lake)
+    calibration = latest_calibration(store)
+    first = settings.get("seed", seed).value
+    count = settings.get("tune.seeds", seeds).value
+    with progress("simulate", None) as update:
+        rows = compare(
+            _load(policy),
+            store,
+            calibration,
+            seeds=tuple(range(first, first + count)),
+            iterations=settings.get("tune.iterations", iterations).value,
+            workers=settings.get("workers", workers).value,
+            progress=update,
+        )
+    if json:
+        emit_json({"schema": 1, "calibration": calibration.fingerprint, "policies": rows})
+        return
+    metrics = ("mean_step_s", "jitter_s", "ratio_vs_bf16", "ratio_vs_fp32", "control_changes")
+    table(
+        f"simulated, calibration {calibration.fingerprint}, {count} seeds",
+        ("policy", "time to target, s", "low", "high", *metrics),
+        [
+            (r["name"], r["mean"], r["low"], r["high"], *(r["metrics"].get(m) for m in metrics))
+            if r["state"] == "complete"
+            else (r["name"], r["reason"], None, None, *[None] * len(metrics))
+            for r in rows
+        ],
+    )
+
+
+def _load(text: str) -> Policy:
+    """A preset by name, else a file.
+
+    Raises:
+        InputError: The file cannot be read.
+        UsageError: It is not a policy.
+    """
+    from xtune.policies.presets import PRESETS, preset
+    from xtune.policies.spec import PolicyError, loads
+
+    if text in PRESETS:
+        return preset(text)
+    path = Path(text)
+    try:
+        return loads(path.read_bytes())
+    except OSError as error:
+        names = ", ".join(PRESETS)
+        raise InputError(f"{path}: {error.strerror}", f"presets are: {names}") from error
+    except PolicyError as error:
+        raise UsageError(f"{path}: {error}") from error
