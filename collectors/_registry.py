@@ -27,11 +27,19 @@ def all_collectors() -> dict[str, Collector]:
     return found
 
 
+def confidence(collector: Collector, path: Path, head: bytes) -> float:
+    """What a collector claims; one that fails to look (a folder without rights) claims nothing."""
+    try:
+        return collector.claim(path, head)
+    except Exception:  # a third party's collector, too, must not stop the others
+        return 0.0
+
+
 def claim_best(
     path: Path, head: bytes, collectors: Mapping[str, Collector] | None = None
 ) -> tuple[Collector, float] | None:
     """The collector most sure of ``path``, with its confidence; ``None`` where none claims it."""
     among = all_collectors() if collectors is None else collectors
-    claims = [(c.claim(path, head), c.name, c) for c in among.values()]
-    confidence, _, collector = max(claims, key=lambda claim: (claim[0], claim[1]))
-    return (collector, confidence) if confidence > 0 else None
+    claims = [(confidence(c, path, head), c.name, c) for c in among.values()]
+    sure, _, collector = max(claims, key=lambda claim: (claim[0], claim[1]))
+    return (collector, sure) if sure > 0 else None

@@ -52,7 +52,7 @@ class Claims:
     def folder(self, path: Path) -> bool:
         """Whether a collector reads this folder whole."""
         among = [self._forced] if self._forced else self._collectors.values()
-        return any(collector.claim(path, b"") >= FOLDER_CONFIDENCE for collector in among)
+        return any(_registry.confidence(c, path, b"") >= FOLDER_CONFIDENCE for c in among)
 
     def of(self, path: Path, head: bytes) -> Collector | Reject:
         """The collector for an input, or why there is none."""

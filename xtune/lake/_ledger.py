@@ -91,6 +91,11 @@ class Ledger:
                 names = os.listdir(self.folder)
             except FileNotFoundError:
                 return State()
+            except OSError as error:
+                raise LakeError(
+                    f"{self.folder} cannot be read: {error.strerror}",
+                    "check the path and its rights",
+                ) from error
             try:
                 self._state = self._advance(names)
                 return self._state
