@@ -18,6 +18,12 @@ from .header import Header
 from .wire import HEADER_BYTES, ring_bytes
 
 
+# torch 2.13 renamed the collective, and warns of the old name.
+gather_into: Callable[..., object] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+
+
 class Channel:
     """Collectives over one process group.
 
@@ -47,7 +53,7 @@ class Channel:
         mine = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
         everyone = torch.empty(self.world * HEADER_BYTES, dtype=torch.uint8)
         start = self._clock()
-        dist.all_gather_into_tensor(everyone, mine, group=self.group)
+        gather_into(everyone, mine, group=self.group)
         self.wait_s += self._clock() - start
         self.sent_bytes += (self.world - 1) * mine.nbytes
         return unpack_all(everyone, HEADER_BYTES)
@@ -55,7 +61,7 @@ class Channel:
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share, in rank order."""
         start = self._clock()
-        dist.all_gather_into_tensor(out, share, group=self.group)
+        gather_into(out, share, group=self.group)
         self.transfer_s += self._clock() - start
         self.sent_bytes += (self.world - 1) * share.nbytes
 

@@ -55,6 +55,25 @@ class TwoPhase:
         self._layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
         self._layout: Layout | None = None
 
+    def warm_up(self) -> None:
+        """Compile the kernels now: no rank should wait for it in the first compressed step."""
+        layout = LayerTable(
+            names=("",),
+            elements=(self._table.block,),
+            world=self._table.world,
+            block=self._table.block,
+            dense_below=0,
+        ).layout((0,), (4,))
+        place, stride = layout.places[0], layout.payload
+        values = torch.ones(self._table.block)
+        shares = torch.zeros(layout.world * stride, dtype=torch.uint8)
+        share = torch.zeros(stride, dtype=torch.uint8)
+        fresh = torch.zeros(int(place.owned[self._channel.rank]) * layout.block)
+        for gradient in (values, torch.zeros_like(values)):
+            self._codec.encode(place, gradient, None, 1.0, values.clone(), shares, stride)
+        self._codec.reduce(place, shares, stride, None, 1.0, fresh, share, 0)
+        self._codec.decode(place, shares, stride, 0, values)
+
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout do not have."""
         key = (bucket.layers, tuple(bits[i] for i in bucket.layers))

@@ -1,0 +1,221 @@
+"""Put a policy on a model: ``handle = attach(ddp_model, policy=...)``.
+
+All ranks compare mode, policy and model before anything changes. Any difference, or one rank that
+cannot start, turns every rank off with one line: ranks must never differ in what they send.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .bus import Bus
+from .compress.channel import Channel, gather_into
+from .compress.exchange import Exchange
+from .compress.header import SCHEMA
+from .compress.layout import LayerTable
+from .compress.residual import ResidualStore
+from .controller import Controller, Layer
+from .decisions import DecisionLog
+from .handle import Engine, Handle
+from .hook import GradientHook, reduce_bucket
+from .presets import preset
+from .spec import Policy, loads
+
+_LOG = logging.getLogger("xtune")
+MODES = ("off", "shadow", "on")
+_DIGEST_DIGITS = 15  # hex digits of the policy's SHA-256 that fit a signed 64-bit integer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    policy: Policy | str | Path | None
+    bus: Bus
+    job: str | None
+    loss_scale: Callable[[], float] | None
+    link_gbps: float | None
+    environ: Mapping[str, str]
+
+
+def attach(
+    ddp_model: DistributedDataParallel,
+    *,
+    policy: Policy | str | Path | None = None,
+    bus: Bus | None = None,
+    job: str | None = None,
+    scaler: Any = None,
+    link_gbps: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Handle:
+    """Reduce a model's gradients by a policy; call it on every rank, before the first iteration.
+
+    ``XTUNE_POLICY=off`` disables it, ``shadow`` decides and logs but changes nothing;
+    ``XTUNE_DECISIONS=FILE`` logs decisions.
+
+    Args:
+        ddp_model: the model, wrapped, on the CPU or on accelerators.
+        policy: a policy, a preset's name or the path of a ``policy.json``; default ``joint``.
+        bus: shared with a router; a new one by default.
+        job: name for the decision log.
+        scaler: the ``GradScaler`` in use, so that residuals follow a change of its scale.
+        link_gbps: this rank's share of the network in 1e9 bit/s; without it the fastest transfers
+            seen stand for a clear network.
+        environ: where the ``XTUNE_`` variables come from.
+        clock: seconds, monotonic.
+
+    Returns:
+        The handle; inert where the policy is off.
+
+    Raises:
+        TypeError: ``ddp_model`` is not a ``DistributedDataParallel``.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise TypeError(f"attach wants a DistributedDataParallel, not {type(ddp_model).__name__}")
+    options = _Options(
+        policy=policy,
+        bus=Bus() if bus is None else bus,
+        job=job,
+        loss_scale=None if scaler is None else scaler.get_scale,
+        link_gbps=link_gbps,
+        environ=environ,
+    )
+    ranks = dist.get_process_group_ranks(ddp_model.process_group)
+    if len(ranks) == 1:
+        return Handle(options.bus, None, reason="a single rank sends nothing", clock=clock)
+    group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    channel = Channel(group, clock=clock)
+    engine, problem = None, None
+    mode = environ.get("XTUNE_POLICY", "on") or "on"
+    word = [SCHEMA, MODES.index(mode) if mode in MODES else len(MODES), 0, 0, 1]
+    try:
+        if mode not in MODES:
+            raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
+        if mode != "off":
+            engine = _build(ddp_model, channel, mode, options)
+            digest = engine.controller.policy.digest()
+            word[2] = int(digest[:_DIGEST_DIGITS], 16)
+            word[3] = engine.table.digest()
+    except Exception as error:  # the other ranks are waiting to hear of it
+        problem = f"{type(error).__name__}: {error}"
+        word[4] = 0
+    reason = _disagreement(_gather(group, word))
+    if reason is None and engine is not None:
+        try:
+            ddp_model.register_comm_hook(engine.hook, reduce_bucket)
+        except Exception as error:  # another hook is there
+            problem = f"{type(error).__name__}: {error}"
+        failed = [rank for rank, (ok,) in enumerate(_gather(group, [int(not problem)])) if not ok]
+        if failed:
+            reason = f"{_ranks(failed)} cannot start"
+    if problem is not None:
+        _LOG.warning("xtune: rank %d cannot start: %s", channel.rank, problem)
+    if reason is not None:
+        if channel.rank == 0:
+            _LOG.warning("xtune: off on every rank: %s", reason)
+        if engine is not None:
+            engine.hook.detached = True
+            engine.log.close()
+        return Handle(options.bus, None, reason=reason, clock=clock)
+    if engine is None:
+        return Handle(options.bus, None, reason="XTUNE_POLICY=off", clock=clock)
+    return Handle(options.bus, engine, clock=clock)
+
+
+def _build(
+    ddp_model: DistributedDataParallel, channel: Channel, mode: str, options: _Options
+) -> Engine:
+    policy = _policy(options.policy)
+    compression = policy.compression
+    ignored = set(getattr(ddp_model, "parameters_to_ignore", ()))
+    named = [
+        (name, parameter)
+        for name, parameter in ddp_model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+    if not named:
+        raise ValueError("the model has no parameter to train")
+    elements = [parameter.numel() for _, parameter in named]
+    last = max(1, len(named) - 1)
+    layers = [
+        Layer(name=name, elements=count, depth=place / last)
+        for place, ((name, _), count) in enumerate(zip(named, elements, strict=True))
+    ]
+    table = LayerTable(
+        names=tuple(layer.name for layer in layers),
+        elements=tuple(elements),
+        world=channel.world,
+        block=compression.block,
+        dense_below=compression.dense_below_elements,
+    )
+    store = ResidualStore(decay=compression.residual_decay, enabled=compression.error_feedback)
+    exchange = Exchange(channel, table, store, keep_share=compression.drop_keep_share)
+    if mode == "on" and compression.mode == "quantise":
+        exchange.two_phase.warm_up()
+    path = options.environ.get("XTUNE_DECISIONS") or None
+    log = DecisionLog(path, rank=dist.get_rank(), job=options.job)
+
+    def controller() -> Controller:
+        return Controller(policy, layers, channel.world, log, bus=options.bus)
+
+    running = controller()
+    hook = GradientHook(
+        exchange,
+        {id(parameter): place for place, (_, parameter) in enumerate(named)},
+        ddp_model.process_group,
+        running.begin(0),
+        shadow=mode == "shadow",
+        loss_scale=options.loss_scale,
+    )
+    return Engine(
+        hook=hook,
+        exchange=exchange,
+        table=table,
+        controller=running,
+        fresh_controller=controller,
+        log=log,
+        mode=mode,
+        link_gbps=options.link_gbps,
+    )
+
+
+def _policy(policy: Policy | str | Path | None) -> Policy:
+    if policy is None:
+        return preset("joint")
+    if isinstance(policy, Path):
+        return loads(policy.read_bytes())
+    return preset(policy) if isinstance(policy, str) else policy
+
+
+def _gather(group: dist.ProcessGroup, word: Sequence[int]) -> list[list[int]]:
+    """Every rank's word, in rank order."""
+    mine = torch.tensor(word, dtype=torch.int64)
+    everyone = torch.empty(dist.get_world_size(group) * len(word), dtype=torch.int64)
+    gather_into(everyone, mine, group=group)
+    rows: list[list[int]] = everyone.view(-1, len(word)).tolist()
+    return rows
+
+
+def _disagreement(words: Sequence[Sequence[int]]) -> str | None:
+    """Why all ranks must be off, None if they agree."""
+    unable = [rank for rank, word in enumerate(words) if not word[4]]
+    if unable:
+        return f"{_ranks(unable)} cannot start"
+    for place, what in ((0, "version"), (1, "mode (XTUNE_POLICY)"), (2, "policy"), (3, "model")):
+        other = [rank for rank, word in enumerate(words) if word[place] != words[0][place]]
+        if other:
+            return f"{_ranks(other)} and rank 0 differ in {what}"
+    return None
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank) for rank in ranks)}"

@@ -1,0 +1,72 @@
+"""One thread that runs what it is given in the order it was given.
+
+DDP hands over buckets in the order of their index on every rank. Running all collectives of all
+buckets on this one thread keeps that order; launched from callbacks of futures they interleave
+differently from rank to rank, and gloo aborts the process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+_Result = torch.Tensor | Exception
+
+
+class OrderedQueue:
+    """Runs jobs one by one; started by the first job, ends with `close` or with the process."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self,
+        job: Callable[[], torch.Tensor],
+        devices: list[int | str | torch.device] | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Run ``job`` after all earlier ones.
+
+        Args:
+            job: returns the tensor that the future is to hold.
+            devices: accelerators the tensor may be on.
+
+        Returns:
+            A future of the job's result; its error is raised where the future is waited for,
+            also by DDP's reducer, which does not know Python exceptions as results.
+        """
+        future: torch.futures.Future[_Result] = torch.futures.Future(devices=devices or [])
+
+        def run() -> None:
+            try:
+                outcome: _Result = job()
+            except Exception as error:  # it belongs to whoever waits for the bucket
+                outcome = error
+            future.set_result(outcome)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="xtune", daemon=True)
+            self._thread.start()
+        self._jobs.put(run)
+        return future.then(_unwrap)
+
+    def close(self) -> None:
+        """Let the jobs that were given finish and end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _unwrap(future: torch.futures.Future[_Result]) -> torch.Tensor:
+    outcome = future.value()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

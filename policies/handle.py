@@ -1,0 +1,340 @@
+"""What a training job holds: one call an iteration, metrics, a congestion signal, its state."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .bus import Bus
+from .compress.exchange import Exchange
+from .compress.layout import LayerTable
+from .compress.residual import OWNER, WORKER
+from .compress.wire import blocks, owned_blocks, saved_share
+from .controller import Controller
+from .decisions import DecisionLog
+from .hook import GradientHook, Iteration
+
+_LOG = logging.getLogger("xtune")
+STATE_SCHEMA = 1
+FAILED_REPORT = -math.inf  # entry of a rank whose controller cannot report
+
+
+@dataclass(kw_only=True, slots=True)
+class Engine:
+    """The parts that run on one rank."""
+
+    hook: GradientHook
+    exchange: Exchange
+    table: LayerTable
+    controller: Controller
+    fresh_controller: Callable[[], Controller]
+    log: DecisionLog
+    mode: str  # on | shadow
+    link_gbps: float | None
+
+
+class Handle:
+    """The running policy on one rank; inert where it is off.
+
+    Args:
+        bus: shared with a router.
+        engine: None where the policy is off.
+        reason: why it is off.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine | None,
+        *,
+        reason: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.bus = bus
+        self._engine = engine
+        self._off_reason = reason
+        self._clock = clock
+        self._step = 0
+        self._totals = Iteration()
+        self._side_bytes = 0
+        self._nonfinite_steps = self._failed_steps = 0
+        self._norm: float | None = None  # of the last finite iteration in a row
+        self._finite = True  # the last iteration's gradients
+        self._step_ended: float | None = None
+        self._comm_share: float | None = None
+        self._report_length = len(engine.controller.report()) if engine is not None else 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the engine reduces this model's gradients."""
+        return self._engine is not None
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Call once an iteration on every rank, after the backward pass.
+
+        Never waits for the device: a loss on an accelerator is copied in the background and
+        travels in the next iteration's headers. Every T iterations the ranks regulate.
+
+        Args:
+            loss: of this iteration on this rank, None if unknown.
+        """
+        engine = self._engine
+        if engine is None:
+            return
+        done = engine.hook.take()
+        step, self._step = self._step, self._step + 1
+        now = self._clock()
+        step_s = None if self._step_ended is None else now - self._step_ended
+        if engine.exchange.disabled is None:
+            self._guard(lambda: self._observe(engine, step, done, step_s))
+            if (step + 1) % engine.controller.policy.period.iterations == 0:
+                self._regulate(engine, step)
+        if engine.exchange.disabled is None:
+            self._guard(lambda: self._begin(engine, step + 1))
+        engine.hook.step = step + 1
+        engine.hook.loss.put(loss)
+        self._book(done, step_s)
+        self._step_ended = self._clock()
+
+    def metrics(self) -> dict[str, Any]:
+        """Totals since attach (or the resumed state) and the plan in force; null is unknown."""
+        total = self._totals
+        wire = total.wire_bytes + self._side_bytes
+        engine = self._engine
+        plan = engine.controller.plan if engine is not None else None
+        return {
+            "mode": engine.mode if engine is not None else "off",
+            "off_reason": self._off_reason if engine is None else engine.exchange.disabled,
+            "steps": self._step,
+            "wire_bytes": wire,
+            "dense_bytes_bf16": total.dense_bytes_bf16,
+            "dense_bytes_fp32": total.dense_bytes_fp32,
+            "ratio_vs_bf16": saved_share(wire, total.dense_bytes_bf16),
+            "ratio_vs_fp32": saved_share(wire, total.dense_bytes_fp32),
+            "transfer_s": total.transfer_s,
+            "wait_s": total.wait_s,
+            "failed_steps": self._failed_steps,
+            "nonfinite_steps": self._nonfinite_steps,
+            "rung": plan.rung if plan is not None else None,
+            "plan_mode": plan.mode if plan is not None else None,
+            "planned_ratio": plan.ratio if plan is not None else None,
+            "retreats": engine.controller.retreats if engine is not None else 0,
+            "changes": engine.controller.changes if engine is not None else 0,
+            "decisions_dropped": engine.log.dropped if engine is not None else 0,
+        }
+
+    def signal(self) -> dict[str, Any]:
+        """Congestion state for a scheduler: what the compute side should know.
+
+        ``level`` 0 clear .. 3 severe; ``comm_share`` is the share of the last iteration's time
+        that this rank's transfers took, hidden or not; null is unknown.
+        """
+        engine, routing = self._engine, self.bus.routing
+        return {
+            "level": engine.controller.plan.level if engine is not None else routing.level,
+            "available_share": routing.available_share,
+            "available_gbps": routing.available_gbps,
+            "reserve": self.bus.reserve,
+            "ratio": engine.controller.plan.ratio if engine is not None else 0.0,
+            "comm_share": self._comm_share,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, controller and counts of this rank; every rank saves its own.
+
+        Plain numbers, lists and tensors. Resuming continues bit for bit.
+        """
+        engine = self._engine
+        if engine is None:
+            return {"schema": STATE_SCHEMA, "step": self._step, "engine": None}
+        return {
+            "schema": STATE_SCHEMA,
+            "step": self._step,
+            "engine": {
+                "world": engine.table.world,
+                "rank": engine.exchange.channel.rank,
+                "table": engine.table.digest(),
+                "controller": engine.controller.state_dict(),
+                "residual": engine.exchange.store.state_dict(),
+                "loss": engine.hook.loss.read(),
+                "norm": self._norm,
+                "finite": self._finite,
+                "disabled": engine.exchange.disabled,
+            },
+            "totals": {
+                "wire_bytes": self._totals.wire_bytes,
+                "dense_bytes_bf16": self._totals.dense_bytes_bf16,
+                "dense_bytes_fp32": self._totals.dense_bytes_fp32,
+                "side_bytes": self._side_bytes,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume; call it on every rank, after `attach` and before the first iteration.
+
+        Where the state of some rank does not fit (another policy, model or number of ranks), all
+        ranks keep the step and start regulation and residuals anew, with one line.
+
+        Args:
+            state: what `state_dict` returned on this rank.
+        """
+        engine = self._engine
+        if engine is None:
+            self._step = int(state.get("step", 0))
+            return
+        step, problem = 0, ""
+        try:
+            step = int(state["step"])
+            self._restore(engine, state)
+        except Exception as error:  # a state from elsewhere may hold anything
+            problem = f"{type(error).__name__}: {error}"
+        plan = engine.controller.plan.digest() if not problem else 0
+        fine, steps, plans = self._agreed(engine, [float(not problem), float(step), float(plan)])
+        if not fine or not steps or not plans:
+            engine.exchange.store.clear()
+            engine.controller = engine.fresh_controller()
+            step = int(self._largest(engine, float(step)))
+            rank = engine.exchange.channel.rank
+            if problem or rank == 0:
+                _LOG.warning(
+                    "xtune: rank %d: saved state is not used, regulation starts anew: %s",
+                    rank,
+                    problem or "the ranks' states do not belong together",
+                )
+        self._step = engine.hook.step = step
+        engine.hook.plan = engine.controller.plan
+
+    def detach(self) -> None:
+        """Reduce uncompressed from here on; call it on every rank, between two iterations.
+
+        DDP cannot forget a hook, so a plain all-reduce stays in its place.
+        """
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.hook.queue.close()
+            engine.hook.detached = True
+            engine.log.close()
+            self._off_reason = "detached"
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run a part of the engine; if it fails, compression ends on every rank, training goes on.
+
+        The other ranks hear of it in the next header.
+        """
+        engine = self._engine
+        if engine is None or engine.exchange.broken is not None:
+            return
+        try:
+            work()
+        except Exception as error:  # an engine must not stop a training job
+            engine.exchange.broken = f"regulation failed: {type(error).__name__}: {error}"
+
+    def _observe(self, engine: Engine, step: int, done: Iteration, step_s: float | None) -> None:
+        if done.buckets == 0:
+            return
+        loss = done.mean_loss
+        sound = self._finite and (loss is None or math.isfinite(loss))
+        engine.controller.losses(step - 1, loss, sound)
+        change = None
+        if self._norm and done.norm is not None:
+            change = abs(done.norm - self._norm) / self._norm
+        modelled_s = None
+        if engine.link_gbps is not None:
+            modelled_s = done.wire_bytes * 8e-9 / engine.link_gbps
+        engine.controller.observe(
+            step,
+            comm_s=done.transfer_s,
+            modelled_s=modelled_s,
+            wire_bytes=done.wire_bytes,
+            dense_bytes=done.dense_bytes_bf16,
+            gradient_change=change,
+            step_s=step_s,
+        )
+
+    def _regulate(self, engine: Engine, step: int) -> None:
+        """The period's side all-reduce: also a rank that cannot report takes part."""
+        entries = [FAILED_REPORT] * self._report_length
+        if engine.exchange.broken is None:
+            try:
+                entries = engine.controller.report()
+            except Exception as error:  # told to all ranks by the first entry
+                engine.exchange.broken = f"report failed: {type(error).__name__}: {error}"
+        values = torch.tensor(
+            [float(engine.exchange.broken is not None), *entries], dtype=torch.float64
+        )
+        channel = engine.exchange.channel
+        channel.reset()
+        channel.all_reduce_max(values)
+        self._side_bytes += channel.sent_bytes
+        broken, *combined = values.tolist()
+        if broken:
+            if engine.exchange.broken is not None:
+                _LOG.warning("xtune: rank %d: %s", channel.rank, engine.exchange.broken)
+            engine.exchange.disable("regulation failed on a rank")
+            return
+        self._guard(lambda: engine.controller.agree(step, combined))
+
+    def _begin(self, engine: Engine, step: int) -> None:
+        engine.hook.plan = engine.controller.begin(step)
+
+    def _book(self, done: Iteration, step_s: float | None) -> None:
+        total = self._totals
+        total.wire_bytes += done.wire_bytes
+        total.dense_bytes_bf16 += done.dense_bytes_bf16
+        total.dense_bytes_fp32 += done.dense_bytes_fp32
+        total.transfer_s += done.transfer_s
+        total.wait_s += done.wait_s
+        self._failed_steps += done.failed
+        self._nonfinite_steps += not done.finite
+        self._comm_share = min(1.0, done.transfer_s / step_s) if step_s else None
+        if done.buckets:
+            self._finite = done.finite
+            self._norm = done.norm
+
+    def _restore(self, engine: Engine, state: Mapping[str, Any]) -> None:
+        if state["schema"] != STATE_SCHEMA:
+            raise ValueError(f"schema {state['schema']} is not {STATE_SCHEMA}")
+        saved, table = state["engine"], engine.table
+        if saved is None:
+            raise ValueError("it was saved while the policy was off")
+        rank = engine.exchange.channel.rank
+        for name, mine in (("world", table.world), ("rank", rank), ("table", table.digest())):
+            if saved[name] != mine:
+                raise ValueError(f"{name} was {saved[name]} and is {mine}")
+        sizes = {}
+        for name, elements, base in zip(table.names, table.elements, table.bases, strict=True):
+            count = blocks(elements, table.block)
+            sizes[WORKER, name] = count * table.block
+            sizes[OWNER, name] = int(owned_blocks(count, base, table.world)[rank]) * table.block
+        engine.exchange.store.load_state_dict(saved["residual"], sizes)
+        engine.controller.load_state_dict(saved["controller"])
+        engine.hook.loss.put(saved["loss"])
+        self._norm, self._finite = saved["norm"], saved["finite"]
+        if saved["disabled"] is not None:
+            engine.exchange.disable(saved["disabled"])
+        totals = state["totals"]
+        self._totals.wire_bytes = totals["wire_bytes"]
+        self._totals.dense_bytes_bf16 = totals["dense_bytes_bf16"]
+        self._totals.dense_bytes_fp32 = totals["dense_bytes_fp32"]
+        self._side_bytes = totals["side_bytes"]
+
+    def _agreed(self, engine: Engine, values: list[float]) -> list[bool]:
+        """For each value whether all ranks hold the same one, and for the first that it is 1."""
+        both = torch.tensor([*values, *(-value for value in values)], dtype=torch.float64)
+        engine.exchange.channel.all_reduce_max(both)
+        count = len(values)
+        same = [bool(both[i] == -both[count + i]) for i in range(count)]
+        return [same[0] and values[0] == 1.0, *same[1:]]
+
+    def _largest(self, engine: Engine, value: float) -> float:
+        one = torch.tensor([value], dtype=torch.float64)
+        engine.exchange.channel.all_reduce_max(one)
+        return float(one[0])

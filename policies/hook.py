@@ -1,0 +1,207 @@
+"""The DDP communication hook: hands each bucket to the exchange and books what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from .compress.bucket import Bucket, Reduced
+from .compress.exchange import DENSE, Exchange
+from .compress.ordered import OrderedQueue
+from .plan import Plan
+
+# DDP reduces its first iteration in one layout of buckets and rebuilds them for the second; the
+# gradients of these iterations are the least like any other, so they travel in bf16.
+FIRST_STEPS = 2
+
+
+@dataclass(kw_only=True, slots=True)
+class Iteration:
+    """What the reductions of one iteration cost this rank, and what was agreed in it."""
+
+    buckets: int = 0
+    wire_bytes: int = 0
+    dense_bytes_bf16: int = 0
+    dense_bytes_fp32: int = 0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    finite: bool = True
+    failed: bool = False
+    squares: float = 0.0  # of the norm of the reduced gradients
+    mean_loss: float | None = None  # of the iteration before
+
+    def add(self, reduced: Reduced) -> None:
+        """Count one bucket."""
+        if self.buckets == 0:
+            self.mean_loss = reduced.mean_loss
+        self.buckets += 1
+        self.wire_bytes += reduced.wire_bytes
+        self.dense_bytes_bf16 += reduced.dense_bytes_bf16
+        self.dense_bytes_fp32 += reduced.dense_bytes_fp32
+        self.transfer_s += reduced.transfer_s
+        self.wait_s += reduced.wait_s
+        self.finite = self.finite and reduced.finite
+        self.failed = self.failed or bool(reduced.failed)
+        self.squares += reduced.norm**2
+
+    @property
+    def norm(self) -> float | None:
+        """Norm of the reduced gradients, None where there is none."""
+        return math.sqrt(self.squares) if self.buckets and self.finite else None
+
+
+class LossMail:
+    """The newest loss, fetched from its device without making anyone wait.
+
+    On an accelerator the copy is asynchronous and is read in the next iteration, when it has long
+    been done; if it has not, the loss of that iteration is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+        self._copy: Tensor | None = None
+        self._done: Any = None
+
+    def put(self, loss: Tensor | float | None) -> None:
+        """Take the loss of the iteration that just ended."""
+        self._copy = self._value = None
+        if isinstance(loss, Tensor):
+            scalar = loss.detach()
+            scalar = scalar.mean() if scalar.numel() != 1 else scalar.reshape(())
+            if scalar.is_cuda:
+                self._copy = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+                self._copy.copy_(scalar, non_blocking=True)
+                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._done.record()
+            else:
+                self._value = float(scalar)
+        elif loss is not None:
+            self._value = float(loss)
+
+    def read(self) -> float | None:
+        """The loss, None where it is unknown or not there yet."""
+        if self._copy is not None and self._done.query():
+            self._value = float(self._copy)
+            self._copy = None
+        return self._value
+
+
+class GradientHook:
+    """State of the hook of one model on one rank.
+
+    Args:
+        exchange: reduces the buckets.
+        layers: index in the layer table by ``id`` of the parameter.
+        group: the model's own process group, for when the engine is detached.
+        plan: the first plan.
+        shadow: reduce as without us, whatever the plan says.
+        loss_scale: current factor of the gradients, from a gradient scaler.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        layers: Mapping[int, int],
+        group: dist.ProcessGroup,
+        plan: Plan,
+        *,
+        shadow: bool,
+        loss_scale: Callable[[], float] | None = None,
+    ) -> None:
+        self.exchange = exchange
+        self.plan = plan
+        self.step = 0
+        self.loss = LossMail()
+        self.iteration = Iteration()
+        self.detached = False
+        self.queue = OrderedQueue()
+        self._layers = layers
+        self._group = group
+        self._shadow = shadow
+        self._loss_scale = loss_scale
+        self._staging: Tensor | None = None
+        self._stream: Any = None
+
+    def take(self) -> Iteration:
+        """What was reduced since the last call; called between iterations."""
+        done, self.iteration = self.iteration, Iteration()
+        return done
+
+    def mode(self) -> str:
+        """How this iteration's buckets are reduced."""
+        if self._shadow:
+            return DENSE
+        if self.plan.mode != DENSE and self.step < FIRST_STEPS:
+            return "bf16"
+        return self.plan.mode
+
+    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Queue one bucket; called by DDP in the order of the buckets, in the backward pass."""
+        if self.detached:
+            return allreduce_hook(self._group, bucket)
+        buffer: Tensor = bucket.buffer()
+        try:
+            layers = tuple(self._layers[id(parameter)] for parameter in bucket.parameters())
+        except KeyError:
+            layers = ()
+            self.exchange.broken = "DDP reduces a parameter that the model did not have at attach"
+        index, step, mode, bits = bucket.index(), self.step, self.mode(), self._bits()
+        if buffer.is_cuda:
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+
+        def job() -> Tensor:
+            if self._loss_scale is not None and self.iteration.buckets == 0:
+                self.exchange.store.set_loss_scale(self._loss_scale())
+            if not buffer.is_cuda:
+                self._run(Bucket(index=index, layers=layers, buffer=buffer), step, mode, bits)
+                return buffer
+            stream = self._side_stream(buffer.device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                host = self._host(buffer)
+                host.copy_(buffer, non_blocking=True)
+                stream.synchronize()
+                self._run(Bucket(index=index, layers=layers, buffer=host), step, mode, bits)
+                buffer.copy_(host, non_blocking=True)
+            return buffer
+
+        return self.queue.submit(job, [buffer.device] if buffer.is_cuda else None)
+
+    def _bits(self) -> tuple[int, ...]:
+        """Bits of every layer in this iteration."""
+        return (16,) * len(self.plan.bits) if self.mode() == "bf16" else self.plan.bits
+
+    def _run(self, bucket: Bucket, step: int, mode: str, bits: tuple[int, ...]) -> None:
+        reduced = self.exchange.reduce(
+            bucket, step=step, mode=mode, bits=bits, loss=self.loss.read()
+        )
+        self.iteration.add(reduced)
+
+    def _side_stream(self, device: torch.device) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    def _host(self, buffer: Tensor) -> Tensor:
+        """Pinned memory for a bucket on an accelerator; gloo and the kernels work on the CPU."""
+        size = buffer.nbytes
+        if self._staging is None or self._staging.numel() < size:
+            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._staging[:size].view(buffer.dtype)
+
+
+def reduce_bucket(state, bucket):  # type: ignore[no-untyped-def]
+    """What DDP registers: a plain function with a parameter called ``bucket``, unannotated.
+
+    DDP refuses callable objects, and compares annotations with classes, which annotations kept as
+    text are not.
+    """
+    return state.reduce(bucket)
