@@ -1,0 +1,162 @@
+"""Communicators of an NCCL log: pointers of one process become names equal on all ranks.
+
+A pointer means something in one process only, and is used again after its communicator is gone.
+``Init`` lines give rank, size and commId, which is equal on all ranks; ``Destroy`` and ``Abort``
+end a communicator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from xtune.collectors._collective import hash_comm
+from xtune.collectors._nccl_lines import Message, Process
+
+_COMM = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})\b")
+_ID = re.compile(r"commId (0x[0-9a-f]{1,16})\b")
+_EVENT = re.compile(r"- (Init START|Init COMPLETE|Destroy|Abort)")
+
+
+@dataclass(slots=True)
+class Comm:
+    """One communicator on one rank, from its Init to its Destroy.
+
+    Attributes:
+        ranks: Its size.
+        rank: Rank in it; null without an Init line.
+        name: Equal on all its ranks; null where that is not known.
+        operations: How many were numbered so far; null after one was lost.
+    """
+
+    ranks: int
+    rank: int | None = None
+    name: str | None = None
+    operations: int | None = 0
+
+    def number(self) -> int | None:
+        """Number of the next operation, from 0; null where one before it was lost."""
+        if self.operations is None:
+            return None
+        self.operations += 1
+        return self.operations - 1
+
+
+class Survey:
+    """First pass over a log: who writes, and which pointers each process and thread uses."""
+
+    def __init__(self) -> None:
+        self.processes: set[Process] = set()
+        self._threads: set[tuple[Process, int, str, int]] = set()
+        self._uses: dict[tuple[str, int], Counter[Process]] = {}
+        self._named: set[tuple[Process, str]] = set()
+
+    def see(self, message: Message) -> None:
+        """Note the writer of a clean message, and the communicator that an Init line names."""
+        if message.process is not None:
+            self.processes.add(message.process)
+            found = _COMM.search(message.body)
+            if found and _EVENT.search(message.body):
+                self._named.add((message.process, found[1]))
+
+    def see_use(self, process: Process, tid: int, pointer: str, ranks: int) -> None:
+        """Note that a thread used a communicator in a message that stood alone in its line."""
+        self._threads.add((process, tid, pointer, ranks))
+        self._uses.setdefault((pointer, ranks), Counter())[process] += 1
+
+    def used_by(self, process: Process, tid: int, pointer: str, ranks: int) -> bool:
+        """Whether this thread used this communicator in a message that stood alone."""
+        return (process, tid, pointer, ranks) in self._threads
+
+    def writer(self, process: Process, pointer: str, ranks: int) -> Process | None:
+        """Who really wrote a message with this pointer, seen as ``process``'s.
+
+        Where this process names the pointer once, without an Init line, and another one has an
+        Init line for it or names it more often, the message is two pieces put together: null. It
+        is the other one's where only a piece of the host's name is missing or too much.
+        """
+        uses = self._uses.get((pointer, ranks), Counter())
+        if (process, pointer) in self._named or uses[process] > 1:
+            return process
+        others = [
+            other
+            for other, count in uses.items()
+            if other != process and (count > 1 or (other, pointer) in self._named)
+        ]
+        if not others:
+            return process
+        alike = [
+            other
+            for other in others
+            if other.pid == process.pid
+            and (other.host.endswith(process.host) or process.host.endswith(other.host))
+        ]
+        return alike[0] if len(alike) == 1 else None
+
+    def owner(self, pointer: str, ranks: int) -> Process | None:
+        """The one process that uses a pointer, if there is one."""
+        uses = self._uses.get((pointer, ranks), Counter())
+        return next(iter(uses)) if len(uses) == 1 else None
+
+    def candidates(self) -> dict[int, str]:
+        """By size, a name for communicators without Init lines that may be one and the same.
+
+        That may be so where no process has two of a size and no more processes than its ranks
+        have one. It is a candidate, not a fact: the log of one node of a job looks alike where
+        each of its processes is in another group that spans the nodes.
+        """
+        nameless: dict[int, list[Process]] = {}
+        for (pointer, ranks), uses in self._uses.items():
+            nameless.setdefault(ranks, []).extend(
+                process for process in uses if (process, pointer) not in self._named
+            )
+        return {
+            ranks: f"unnamed:{ranks}"
+            for ranks, users in nameless.items()
+            if len(set(users)) == len(users) <= ranks
+        }
+
+
+class Comms:
+    """Second pass: the communicators that are alive at a point of the log."""
+
+    def __init__(self) -> None:
+        self._alive: dict[tuple[Process | None, str], Comm] = {}
+
+    def see(self, message: Message) -> None:
+        """Take note of Init, Destroy and Abort lines."""
+        found = _COMM.search(message.body)
+        event = _EVENT.search(message.body)
+        if found is None or event is None or message.process is None:
+            return
+        key = (message.process, found[1])
+        if event[1] in {"Destroy", "Abort"}:
+            self._alive.pop(key, None)
+            return
+        unique = _ID.search(message.body)
+        name = hash_comm(int(unique[1], 16)) if unique else None
+        rank, ranks = int(found[2]), int(found[3])
+        comm = self._alive.get(key)
+        same = comm is not None and (comm.rank, comm.ranks) == (rank, ranks)
+        if comm is None or not same or (name and comm.name and comm.name != name):
+            self._alive[key] = Comm(ranks, rank, name)
+        elif name:
+            comm.name = name
+
+    def of(self, process: Process | None, pointer: str, ranks: int) -> Comm:
+        """The communicator behind a pointer; a new one where no Init line told of it."""
+        comm = self._alive.get((process, pointer))
+        if comm is None or comm.ranks != ranks:
+            comm = Comm(ranks)
+            self._alive[process, pointer] = comm
+        return comm
+
+    def lose(self, process: Process | None, pointer: str | None) -> None:
+        """An operation was lost: the numbers that follow on its communicator are not known.
+
+        What is null is not known either, and stands for any.
+        """
+        for (owner, name), comm in self._alive.items():
+            if process in (None, owner) and pointer in (None, name):
+                comm.operations = None
