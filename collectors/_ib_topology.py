@@ -114,6 +114,4 @@ class Fabric:
                 yield from buffer.flush()
         yield from buffer.flush()
         if self.disagreements:
-            yield Note(
-                "ends of a link name different neighbours: kept as read", self.disagreements
-            )
+            yield Note("ends of a link name different neighbours: kept", self.disagreements)
