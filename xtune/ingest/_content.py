@@ -150,20 +150,20 @@ def newest_mtime_ns(root: Path) -> int:
 
 
 def _tree_files(root: Path) -> Iterator[Path]:
-    """Regular files below a folder, at most TREE_FILES, in name order."""
-    seen: set[tuple[int, int]] = set()
-    pending = [root]
+    """Regular files below a folder, at most TREE_FILES, in name order.
+
+    Links to folders are followed directly below the folder only, as sysfs links its devices.
+    """
+    pending = [(root, 0)]
     count = 0
     while pending and count < TREE_FILES:
-        path = pending.pop()
+        path, depth = pending.pop()
         try:
             status = path.stat()
             if stat.S_ISDIR(status.st_mode):
-                if path.is_symlink() and path.name in SYSFS_LINKS:
-                    continue
-                if (status.st_dev, status.st_ino) not in seen:
-                    seen.add((status.st_dev, status.st_ino))
-                    pending += [path / name for name in sorted(os.listdir(path), reverse=True)]
+                if not path.is_symlink() or (depth <= 1 and path.name not in SYSFS_LINKS):
+                    names = sorted(os.listdir(path), reverse=True)
+                    pending += [(path / name, depth + 1) for name in names]
             elif stat.S_ISREG(status.st_mode):
                 count += 1
                 yield path

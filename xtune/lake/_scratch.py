@@ -116,4 +116,5 @@ def sweep(ledger: Ledger, now_ns: int, grace_ns: int = READER_GRACE_NS) -> list[
 
 def _expired(ledger: Ledger, now_ns: int, grace_ns: int) -> list[str]:
     removed = ledger.load().removed
-    return [name for name, time_ns in removed.items() if now_ns - time_ns >= grace_ns]
+    # Without grace the clock does not matter: entries are dated later than now where it went back.
+    return [name for name, at in removed.items() if not grace_ns or now_ns - at >= grace_ns]
