@@ -18,7 +18,6 @@ class RoutingState:
     level: int | None = None  # congestion level 0..3 on the paths in use
     available_share: float | None = None  # of the link rate that is free, worst pair, 0..1
     available_gbps: float | None = None  # the same in 1e9 bit/s, where link rates are known
-    link_weights: tuple[tuple[str, float], ...] = ()  # free and error-free share per link
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,6 @@ class Bus:
         level: int | None = None,
         available_share: float | None = None,
         available_gbps: float | None = None,
-        link_weights: tuple[tuple[str, float], ...] = (),
     ) -> None:
         """Publish the routing side; only the router calls it.
 
@@ -73,7 +71,6 @@ class Bus:
             level: Congestion level 0..3, None if unknown.
             available_share: Free share of the link rate on the worst pair in use.
             available_gbps: The same in 1e9 bit/s.
-            link_weights: Free and error-free share per link.
         """
         self._routing = RoutingState(
             version=self._routing.version + 1,
@@ -81,7 +78,6 @@ class Bus:
             level=level,
             available_share=available_share,
             available_gbps=available_gbps,
-            link_weights=link_weights,
         )
 
     def push_compression(

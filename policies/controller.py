@@ -73,7 +73,7 @@ class Controller:
         started = policy.compression.warmup_iterations == 0 and len(self._rungs) > 1
         self._wanted = policy.compression.rung_by_level[0] if started else 0
         self.plan = self._make_plan()
-        self._clear_period()
+        self._clear_period(0)
 
     def begin(self, step: int) -> Plan:
         """Put in force what was decided; call it before iteration ``step``.
@@ -93,7 +93,7 @@ class Controller:
             self._safety.lowered()
         if after.rung != before.rung:
             self.changes += 1
-            self._clear_costs()
+            self._clear_costs(step)
         self.plan = after
         self._note(step, before, after)
         self._publish(step)
@@ -177,7 +177,9 @@ class Controller:
             cost_s=comm_s if step_s is None else step_s,
         )
         held = self._hold > 0
-        verdict = self._regulator.decide(step + 1, self._wanted, self.plan.rung, held, figures)
+        verdict = self._regulator.decide(
+            step + 1, self._wanted, self.plan.rung, step + 1 - self._cost_from, held, figures
+        )
         if held:
             self._hold -= 1
         elif self._reserve > 0:
@@ -187,7 +189,7 @@ class Controller:
         self._cap = verdict.ratio_cap
         self._reason = verdict.reason
         self._routing_version = self.bus.routing.version
-        self._clear_period()
+        self._clear_period(step + 1)
         self._publish(step + 1)
 
     def losses(self, step: int, mean_loss: float | None, finite: bool) -> None:
@@ -230,6 +232,7 @@ class Controller:
             "wire_bytes": self._wire_bytes,
             "sums": dict(self._sums),
             "counts": dict(self._counts),
+            "cost_from": self._cost_from,
             "slowdown": self._slowdown.state_dict(),
             "regulator": self._regulator.state_dict(),
             "safety": self._safety.state_dict(),
@@ -265,6 +268,7 @@ class Controller:
         self._wire_bytes = state["wire_bytes"]
         self._sums = dict(state["sums"])
         self._counts = dict(state["counts"])
+        self._cost_from = state["cost_from"]
         self._slowdown.load_state_dict(state["slowdown"])
         self._regulator.load_state_dict(state["regulator"])
         self._safety.load_state_dict(state["safety"])
@@ -301,13 +305,14 @@ class Controller:
         count = self._counts[name]
         return self._sums[name] / count if count else None
 
-    def _clear_period(self) -> None:
+    def _clear_period(self, step: int) -> None:
         self._sums = {"gradient_change": 0.0}
         self._counts = {"gradient_change": 0}
-        self._clear_costs()
+        self._clear_costs(step)
 
-    def _clear_costs(self) -> None:
+    def _clear_costs(self, step: int) -> None:
         """Times under one rung say nothing of another."""
+        self._cost_from = step
         for name in REPORT_COSTS:
             self._sums[name] = 0.0
             self._counts[name] = 0

@@ -16,10 +16,12 @@ from ._core import NAN, ewma_update, level_update
 from .plan import RungPlan
 from .spec import Policy
 
-USELESS_PERIODS = 2  # regulations in a row without a gain before compression is turned off
-FIRST_OFF_PERIODS = 4  # then off for so many, twice as many each time it proves useless again
-MOST_OFF_PERIODS = 256
-DENSE_GAIN = 0.3  # weight of the newest uncompressed period in what uncompressed costs
+# Whether compression pays is judged by iterations and not by regulations, so that the evidence
+# is the same whatever the period is.
+JUDGE_ITERATIONS = 100  # compressed ones at one congestion level before a judgement
+FIRST_OFF_ITERATIONS = 400  # off for so many, twice as many each time it proves useless again
+MOST_OFF_ITERATIONS = 51_200
+DENSE_GAIN = 0.01  # weight of the newest iteration in what an uncompressed one costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,20 +58,31 @@ class Regulator:
         self._plans = tuple(plans)
         self._level = 0  # from slowdown alone; routing's own level has its own hysteresis
         self._dense_cost_s = [NAN] * 4  # cost of an uncompressed period, by congestion level
-        self._useless = 0
-        self._off_left = 0
+        self._dense_slowdown = [NAN] * 4  # and the slowdown it was measured at
+        self._judged_level = 0
+        self._judged = 0  # iterations in the two sums below
+        self._cost_sum = 0.0
+        self._slowdown_sum = 0.0
+        self._off_until = 0  # first iteration that may be compressed again
         self._off_level = 0  # it was useless at this level; at a higher one it is tried again
-        self._off_next = FIRST_OFF_PERIODS
+        self._off_next = FIRST_OFF_ITERATIONS
 
     def decide(
-        self, next_step: int, rung: int, measured_rung: int, held: bool, figures: Figures
+        self,
+        next_step: int,
+        rung: int,
+        measured_rung: int,
+        iterations: int,
+        held: bool,
+        figures: Figures,
     ) -> Verdict:
         """One regulation.
 
         Args:
             next_step: First iteration the verdict can be in force.
             rung: Rung that is or will be in force without this regulation.
-            measured_rung: Rung under which the figures were measured.
+            measured_rung: Rung under which the cost was measured.
+            iterations: Iterations it was measured over.
             held: The ratio must not rise (hold after a retreat).
             figures: Agreed figures of the period.
 
@@ -80,7 +93,12 @@ class Regulator:
         slowdown = NAN if figures.slowdown is None else figures.slowdown
         self._level = level_update(self._level, slowdown, bus.enter_slowdown, bus.exit_slowdown)
         level = max(self._level, figures.routing_level or 0)
-        useless = self._pays_nothing(level, measured_rung, figures.cost_s)
+        if figures.cost_s is not None and iterations > 0:
+            if measured_rung == 0:
+                self._learn_dense(level, slowdown, figures.cost_s, iterations)
+            else:
+                self._judge(next_step, level, slowdown, figures.cost_s, iterations)
+        useless = next_step < self._off_until and level <= self._off_level
         wanted = compression.rung_by_level[level]
         if len(self._plans) == 1:
             return Verdict(rung=0, level=level, ratio_cap=1.0, reason="compression is off")
@@ -120,41 +138,54 @@ class Regulator:
         share = min(1.0, max(0.0, available_share)) * self._policy.bus.bandwidth_margin
         return 1.0 - share * (1.0 - lowest)
 
-    def _pays_nothing(self, level: int, measured_rung: int, cost_s: float | None) -> bool:
-        """Whether compression must be off because it saved nothing.
+    def _learn_dense(self, level: int, slowdown: float, cost_s: float, iterations: int) -> None:
+        gain = 1.0 - (1.0 - DENSE_GAIN) ** iterations
+        self._dense_cost_s[level] = ewma_update(self._dense_cost_s[level], cost_s, gain)
+        self._dense_slowdown[level] = ewma_update(self._dense_slowdown[level], slowdown, gain)
+
+    def _judge(
+        self, next_step: int, level: int, slowdown: float, cost_s: float, iterations: int
+    ) -> None:
+        """Turn compression off for a while if it saves no time.
 
         The time of an iteration is compared with what an uncompressed one took at the same
-        congestion level. In over 200 measured set-ups gradient compression helped in 6 (Agarwal
-        et al., MLSys 2022), so off must be a possible answer.
+        congestion level; where the slowdown has grown since, the uncompressed one is given as
+        much longer, so that congestion is not taken for a failure of compression. In over 200
+        measured set-ups gradient compression helped in 6 (Agarwal et al., MLSys 2022), so off
+        must be a possible answer.
         """
-        if self._off_left > 0:
-            self._off_left -= 1
-        if cost_s is not None and measured_rung == 0:
-            known = self._dense_cost_s[level]
-            self._dense_cost_s[level] = ewma_update(known, cost_s, DENSE_GAIN)
-        elif cost_s is not None:
-            dense = self._dense_cost_s[level]
-            limit = dense * (1.0 - self._policy.compression.least_gain)
-            if math.isnan(dense) or cost_s < limit:
-                self._useless = 0
-                if not math.isnan(dense):
-                    self._off_next = FIRST_OFF_PERIODS
-            else:
-                self._useless += 1
-        if self._useless >= USELESS_PERIODS:
-            self._useless = 0
-            self._off_left = self._off_next
-            self._off_level = level
-            self._off_next = min(2 * self._off_next, MOST_OFF_PERIODS)
-        return self._off_left > 0 and level <= self._off_level
+        if level != self._judged_level:
+            self._judged_level, self._judged = level, 0
+            self._cost_sum = self._slowdown_sum = 0.0
+        self._judged += iterations
+        self._cost_sum += cost_s * iterations
+        self._slowdown_sum += slowdown * iterations
+        dense = self._dense_cost_s[level]
+        if self._judged < JUDGE_ITERATIONS or math.isnan(dense):
+            return
+        cost = self._cost_sum / self._judged
+        grown = self._slowdown_sum / self._judged / self._dense_slowdown[level]  # NaN: unknown
+        self._judged = 0
+        self._cost_sum = self._slowdown_sum = 0.0
+        limit = dense * (grown if grown > 1.0 else 1.0)
+        if cost < limit * (1.0 - self._policy.compression.least_gain):
+            self._off_next = FIRST_OFF_ITERATIONS
+            return
+        self._off_until = next_step + self._off_next
+        self._off_level = level
+        self._off_next = min(2 * self._off_next, MOST_OFF_ITERATIONS)
 
     def state_dict(self) -> dict[str, Any]:
         """All state, as plain numbers."""
         return {
             "level": self._level,
             "dense_cost_s": list(self._dense_cost_s),
-            "useless": self._useless,
-            "off_left": self._off_left,
+            "dense_slowdown": list(self._dense_slowdown),
+            "judged_level": self._judged_level,
+            "judged": self._judged,
+            "cost_sum": self._cost_sum,
+            "slowdown_sum": self._slowdown_sum,
+            "off_until": self._off_until,
             "off_level": self._off_level,
             "off_next": self._off_next,
         }
@@ -163,7 +194,11 @@ class Regulator:
         """Resume exactly where `state_dict` was taken."""
         self._level = int(state["level"])
         self._dense_cost_s = [float(cost) for cost in state["dense_cost_s"]]
-        self._useless = int(state["useless"])
-        self._off_left = int(state["off_left"])
+        self._dense_slowdown = [float(value) for value in state["dense_slowdown"]]
+        self._judged_level = int(state["judged_level"])
+        self._judged = int(state["judged"])
+        self._cost_sum = float(state["cost_sum"])
+        self._slowdown_sum = float(state["slowdown_sum"])
+        self._off_until = int(state["off_until"])
         self._off_level = int(state["off_level"])
         self._off_next = int(state["off_next"])

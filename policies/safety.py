@@ -9,6 +9,7 @@ from ._core import NAN, ewma_update
 from .spec import Safety
 
 TREND_GAIN = 0.02  # weight of the newest decrease in the trend: about 50 iterations of memory
+MOST_TREND = 0.01  # per iteration, either way: one spike must not pass for a trend
 MOST_RESERVE = 0.5  # routing is never asked to keep more than half of the bandwidth free
 
 
@@ -73,10 +74,11 @@ class SafetyWatch:
         if known and loss is not None:
             before = self._smoothed
             self._smoothed = ewma_update(before, loss, self._spec.smoothing)
-            scale = max(abs(before), 1e-12)  # NaN before the first loss: no decrease known
-            decrease = (before - self._smoothed) / scale
-            if not self.watching(step):
-                self._trend = ewma_update(self._trend, decrease, TREND_GAIN)
+            # Not a number before the second loss: then no decrease is known.
+            decrease = (before - self._smoothed) / max(abs(before), 1e-12)
+            if not self.watching(step) and decrease == decrease:
+                steady = min(MOST_TREND, max(-MOST_TREND, decrease))
+                self._trend = ewma_update(self._trend, steady, TREND_GAIN)
         if not self.watching(step):
             return False
         gate = self._spec.gate if math.isnan(self._trend) else min(self._spec.gate, self._trend)
