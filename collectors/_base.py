@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,16 +65,26 @@ class Source:
         raw = self.path.open("rb")
         if raw.peek(2)[:2] == GZIP_MAGIC:
             stream = gzip.GzipFile(fileobj=raw)
-            stream.myfileobj = cast(io.FileIO, raw)  # GzipFile closes this one, but not ``fileobj``
+            # GzipFile closes this one, but not ``fileobj``.
+            stream.myfileobj = cast(io.FileIO, raw)
             return stream
         return raw
 
     def head(self) -> bytes:
-        """The first HEAD_BYTES of the (decompressed) content; empty for a folder."""
+        """The first HEAD_BYTES of the (decompressed) content; empty for a folder.
+
+        Of a cut or damaged gzip stream, what can be undone of it.
+        """
         if self.path.is_dir():
             return b""
+        found = b""
         with self.open() as stream:
-            return stream.read(HEAD_BYTES)
+            try:
+                while len(found) < HEAD_BYTES and (part := stream.read1(HEAD_BYTES - len(found))):
+                    found += part
+            except (EOFError, gzip.BadGzipFile, zlib.error):
+                pass
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -138,8 +139,8 @@ def content_id(source: Source) -> str:
     digest = hashlib.sha256()
     try:
         with source.open() as stream:
-            while block := stream.read(1 << 20):
+            while block := stream.read1(1 << 20):
                 digest.update(block)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         pass  # a cut gzip stream still has the content that could be read
     return f"unknown-{digest.hexdigest()[:12]}"

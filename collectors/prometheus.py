@@ -60,7 +60,7 @@ def _spool(source: Source, damage: list[Reject]) -> IO[bytes]:
     plain = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         with source.open() as stream:
-            while block := stream.read(1 << 20):
+            while block := stream.read1(1 << 20):
                 plain.write(block)
     except (OSError, EOFError, zlib.error) as error:
         reason = f"the gzip stream ends here: {error}"
@@ -117,12 +117,23 @@ def _index(data: mmap.mmap, index: _Index) -> Iterator[Reject]:
             index.names.learn(exporter, labels)
         else:
             index.groups.setdefault(key_of(exporter, labels), []).append((meaning, start, end))
-    rest = data[position : position + 65536].strip()
-    whole = previous_end is not None or position == 0
-    if whole and _START.search(rest):
+    if previous_end is None and position:
+        return  # cut inside the last series, which was said
+    if _START.search(data, position):
         yield Reject(f"byte {position}", "a series that is cut or damaged", "query again")
-    elif position and whole and not rest.endswith((b"}", b"]")):
+    elif position and not _is_closed(data, position):
         yield Reject(f"byte {len(data)}", "the response is cut: its end is missing", "query again")
+
+
+def _is_closed(data: mmap.mmap, position: int) -> bool:
+    """Whether what follows the last series' values closes what the file opened."""
+    rest = re.sub(rb'"(?:[^"\\]|\\.)*+"', b"", data[position : position + 65536])
+    braces = rest.count(b"}") - rest.count(b"{")
+    brackets = rest.count(b"]") - rest.count(b"[")
+    head = data[:4096].lstrip()
+    if _START.match(head):
+        return braces == 1
+    return (braces, brackets) == ((1, 1) if head.startswith(b"[") else (3, 1))
 
 
 def _time_ns(text: bytes) -> int | None:
