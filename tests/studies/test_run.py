@@ -1,0 +1,194 @@
+"""A study's result depends on what is searched, not on workers, interruptions or order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xtune.executor import open_executor
+from xtune.lake import Lake
+from xtune.sim import Calibration
+from xtune.studies import Options, Study, load_result, run_study
+from xtune.studies._base import all_studies
+from xtune.studies._work import Job, run_jobs
+
+OPTIONS = Options(seed=3, seeds=2, iterations=150)
+STUDY = Study(
+    name="short",
+    title="for tests",
+    base="joint",
+    grid={"period.iterations": (10, 50)},
+    baselines=("static_dense",),
+    ablations=("compression_only",),
+)
+
+
+@pytest.fixture
+def lake(small: tuple[Lake, Calibration], tmp_path: Path) -> Lake:
+    """A copy that a test may write its study to."""
+    shutil.copytree(small[0].root, tmp_path / "lake")
+    return Lake.open(tmp_path / "lake")
+
+
+def run(lake: Lake, calibration: Calibration, study: Study = STUDY, **how: Any) -> dict[str, Any]:
+    workers = how.pop("workers", 1)
+    return run_study(
+        study,
+        lake,
+        calibration,
+        how.pop("options", OPTIONS),
+        pool=lambda: open_executor("local", workers),
+        **how,
+    )
+
+
+def test_workers_and_resumption_change_nothing(
+    small: tuple[Lake, Calibration], lake: Lake, tmp_path: Path
+) -> None:
+    calibration = small[1]
+    one = run(lake, calibration, workers=1)
+    folder = lake.root / "studies" / "short"
+    first = (folder / "result.json").read_bytes()
+    said: list[str] = []
+    again = run(lake, calibration, note=said.append)
+    assert said == ["nothing to do: 2 of 2 trials are there"]
+    assert again == one
+    assert (folder / "result.json").read_bytes() == first
+    shutil.rmtree(lake.root / "studies")
+    run(lake, calibration, workers=2)
+    assert (folder / "result.json").read_bytes() == first
+
+
+def test_extending_the_grid_runs_only_the_new_points(
+    small: tuple[Lake, Calibration], lake: Lake
+) -> None:
+    calibration = small[1]
+    before = run(lake, calibration)
+    wider = replace(STUDY, grid={"period.iterations": (10, 25, 50)})
+    done: list[int] = []
+    after = run(lake, calibration, wider, progress=lambda p: done.append(p.done))
+    assert done == [5]
+    kept = [t for t in after["trials"] if t["params"]["period.iterations"] != 25]
+    assert [t["mean"] for t in kept] == [t["mean"] for t in before["trials"]]
+
+
+def test_trials_is_the_total_in_the_study(small: tuple[Lake, Calibration], lake: Lake) -> None:
+    calibration = small[1]
+    few = run(lake, calibration, options=replace(OPTIONS, trials=1))
+    assert [t["params"]["period.iterations"] for t in few["trials"]] == [10]
+    assert len(run(lake, calibration)["trials"]) == 2
+
+
+def test_a_new_calibration_moves_the_study_aside_and_an_old_one_brings_it_back(
+    small: tuple[Lake, Calibration], lake: Lake
+) -> None:
+    calibration = small[1]
+    options = replace(OPTIONS, trials=1)
+    run(lake, calibration, options=options)
+    other = calibration.with_values(change_s=0.5)
+    run(lake, other, options=options)
+    aside = f"short@{calibration.fingerprint}"
+    assert load_result(lake.root, aside)["calibration"] == calibration.fingerprint
+    assert load_result(lake.root, "short")["calibration"] == other.fingerprint
+    said: list[str] = []
+    run(lake, calibration, options=options, note=said.append)
+    assert said[-1].startswith("nothing to do")
+
+
+def test_best_is_the_least_mean_and_gains_are_paired(
+    small: tuple[Lake, Calibration], lake: Lake
+) -> None:
+    document = run(lake, small[1])
+    means = [t["mean"] for t in document["trials"]]
+    assert document["best"]["mean"] == min(means)
+    for trial in document["trials"]:
+        assert trial["mean"] == pytest.approx(sum(trial["per_seed"]) / 2)
+        assert trial["low"] <= trial["mean"] <= trial["high"]
+    best = next(t for t in document["trials"] if t["number"] == document["best"]["number"])
+    base = document["baselines"][0]
+    shares = [(b - a) / b for a, b in zip(best["per_seed"], base["per_seed"], strict=True)]
+    assert base["gain_of_best"]["mean"] == pytest.approx(sum(shares) / 2)
+    assert document["policy"]["provenance"]["calibration"] == small[1].fingerprint
+
+
+def test_a_worker_that_dies_costs_its_evaluation_only(small: tuple[Lake, Calibration]) -> None:
+    """The policy kills its worker when it is unpickled; the other evaluation is done all the
+    same."""
+    from xtune.policies.presets import preset
+
+    def job(policy: Any, key: str) -> Job:
+        return Job(key=key, params={"preset": key}, policy=policy, seeds=(0,), iterations=50)
+
+    jobs = [job(Deadly(), "deadly"), job(preset("static_dense"), "sound")]
+    outcomes = list(run_jobs(jobs, small[1], pool=lambda: open_executor("local", 1), cache=None))
+    assert [(o.key, o.complete) for o in outcomes] == [("deadly", False), ("sound", True)]
+    assert outcomes[0].reason == "worker processes died on it"
+
+
+class Deadly:
+    """Unpickling it ends the process as ``kill -9`` does."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _die, (os.getpid(),)
+
+
+def _die(parent: int) -> None:
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_kill_of_the_coordinator_loses_nothing_reported(
+    small: tuple[Lake, Calibration], lake: Lake, tmp_path: Path
+) -> None:
+    """Killed after its first evaluation, the same command gives what an undisturbed one gives."""
+    words = [sys.executable, "-m", "xtune", "tune", "--study", "period_T", "--json",
+             "--workers", "1", "--trials", "2"]  # fmt: skip
+    environment = {**os.environ, "XTUNE_TUNE_ITERATIONS": "150", "XTUNE_TUNE_SEEDS": "2"}
+
+    def start(root: Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*words, "--lake", str(root)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    undisturbed = tmp_path / "other"
+    shutil.copytree(lake.root, undisturbed)
+    out, error = start(undisturbed).communicate(timeout=300)
+    assert out, error
+    expected = json.loads(out)
+    victim = start(lake.root)
+    journal = lake.root / "studies" / "period_T" / "journal.log"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and victim.poll() is None:
+        if journal.is_file() and b"time_to_target_s" in journal.read_bytes():
+            break
+        time.sleep(0.01)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    out, error = start(lake.root).communicate(timeout=300)
+    assert out, error
+    assert json.loads(out) == expected
+
+
+def test_every_study_names_fields_of_the_policy() -> None:
+    from xtune.policies.presets import PRESETS
+    from xtune.policies.spec import replace_fields
+
+    for study in all_studies().values():
+        for point in study.points():
+            replace_fields(PRESETS[study.base](), point)
+        assert {*study.baselines, *study.ablations} <= set(PRESETS)
