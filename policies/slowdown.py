@@ -8,15 +8,18 @@ from typing import Any
 from ._core import NAN, ewma_update
 
 # Without a model: share of the uncompressed time that does not shrink with the bytes (latency,
-# launches, codec). An assumption, replaced by the measured best as soon as a rung was seen clear.
+# launches). An assumption; a rung that was faster than it allows is judged by its own best.
 FIXED_SHARE = 0.25
+# The best is the least mean of so many iterations: the least single one would be the luckiest.
+BLOCK_ITERATIONS = 20
 
 
 class Slowdown:
     """Smoothed ratio of measured to modelled communication time of this rank.
 
-    Without a model the fastest smoothed time seen so far stands for a clear fabric, for each rung
-    by itself. That lies low while the fabric has never been clear.
+    Without a model the fastest stretch seen so far stands for a clear fabric, for each rung by
+    itself, and no slower than the uncompressed one scaled to fewer bytes. That lies low while the
+    fabric has never been clear.
 
     Args:
         gain: Weight of the newest iteration.
@@ -25,9 +28,8 @@ class Slowdown:
     def __init__(self, gain: float) -> None:
         self._gain = gain
         self._ratio = NAN
-        self._rung = -1
-        self._smoothed_s = NAN
-        self._best_s: dict[int, float] = {}
+        self._best_s: dict[int, float] = {}  # by rung
+        self._block: dict[int, tuple[int, float]] = {}  # count and sum of the running stretch
 
     @property
     def value(self) -> float | None:
@@ -60,28 +62,32 @@ class Slowdown:
         self._ratio = ewma_update(self._ratio, comm_s / reference, self._gain)
 
     def _reference(self, rung: int, comm_s: float, wire_bytes: int, dense_bytes: int) -> float:
-        if rung != self._rung:
-            self._rung, self._smoothed_s = rung, NAN
-        self._smoothed_s = ewma_update(self._smoothed_s, comm_s, self._gain)
-        best = min(self._best_s.get(rung, math.inf), self._smoothed_s)
-        self._best_s[rung] = best
+        count, total = self._block.get(rung, (0, 0.0))
+        count, total = count + 1, total + comm_s
+        best = self._best_s.get(rung)
+        if count >= BLOCK_ITERATIONS:
+            best = total / count if best is None else min(best, total / count)
+            self._best_s[rung] = best
+            count, total = 0, 0.0
+        self._block[rung] = (count, total)
+        reference = total / count if best is None else best
         if rung > 0 and 0 in self._best_s and dense_bytes > 0:
             share = FIXED_SHARE + (1 - FIXED_SHARE) * wire_bytes / dense_bytes
-            best = min(best, self._best_s[0] * share)
-        return best
+            reference = min(reference, self._best_s[0] * share)
+        return reference
 
     def state_dict(self) -> dict[str, Any]:
         """All state, as plain numbers."""
         return {
             "ratio": self._ratio,
-            "rung": self._rung,
-            "smoothed_s": self._smoothed_s,
             "best_s": sorted(self._best_s.items()),
+            "block": sorted(self._block.items()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume exactly where `state_dict` was taken."""
         self._ratio = float(state["ratio"])
-        self._rung = int(state["rung"])
-        self._smoothed_s = float(state["smoothed_s"])
         self._best_s = {int(rung): float(best) for rung, best in state["best_s"]}
+        self._block = {
+            int(rung): (int(count), float(total)) for rung, (count, total) in state["block"]
+        }

@@ -211,23 +211,6 @@ def test_a_state_of_something_else_is_refused() -> None:
         Controller(policy(), LAYERS, WORLD).load_state_dict({})
 
 
-def test_without_a_model_the_best_time_of_each_rung_is_the_measure() -> None:
-    controller = Controller(policy(bus__smoothing=1.0), LAYERS, WORLD)
-
-    def slowdown(comm_s: float) -> float:
-        controller.observe(
-            0,
-            comm_s=comm_s,
-            modelled_s=None,
-            wire_bytes=1000,
-            dense_bytes=2000,
-            gradient_change=None,
-        )
-        return controller.report()[0]
-
-    assert [slowdown(x) for x in (2.0, 4.0, 1.0, 1.5)] == [1.0, 2.0, 1.0, 1.5]
-
-
 def test_baselines_do_not_regulate() -> None:
     for name, rung in (("static_dense", 0), ("fixed_drop", 1), ("priority", 0)):
         made = replace_fields(preset(name), {"period.iterations": 5})
