@@ -17,7 +17,6 @@ from torch import Tensor
 from .header import Header
 from .wire import HEADER_BYTES, ring_bytes
 
-
 # torch 2.13 renamed the collective, and warns of the old name.
 gather_into: Callable[..., object] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor

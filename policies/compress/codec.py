@@ -16,7 +16,7 @@ from .wire import code_bytes
 class Codec(Protocol):
     """What an exchange asks of a back-end. Messages are uint8 and flat; results are int bits.
 
-    A "worst" is the bit pattern of the largest magnitude: ``INFINITY_BITS`` or more means that
+    A "worst" is the bit pattern of the largest magnitude: ``OVERFLOW_BITS`` or more means that
     something is not finite.
     """
 

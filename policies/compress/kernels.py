@@ -16,16 +16,14 @@ from typing import Any
 import numba
 import numpy as np
 
-from .quantise import INFINITY_BITS, MAGNITUDE_MASK, MAX_BF16_BITS, TINY
+from .quantise import MAGNITUDE_MASK, TINY
 
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2^23
 _TINY = np.float32(TINY)
 _MASK = np.int32(MAGNITUDE_MASK)
-_TOP = np.int32(MAX_BF16_BITS)
 _LOW16 = np.int32(0xFFFF)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
-_INFINITE = np.int32(INFINITY_BITS)
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
@@ -54,7 +52,7 @@ def _quantise_row(
     scalar[0] = largest
     absmax = as_float[0]
     as_float[0] = absmax / np.float32((1 << (bits - 1)) - 1)
-    scale_bits = min((scalar[0] + _LOW16) >> np.int32(16), _TOP)
+    scale_bits = (scalar[0] + _LOW16) >> np.int32(16)
     scalar[0] = scale_bits << np.int32(16)
     scale = as_float[0]
     inverse = _ZERO

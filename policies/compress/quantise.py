@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 TINY = 2.0**-100  # a block below it sends nothing: 1 / scale would overflow; it stays residual
-MAX_BF16_BITS = 0x7F7F  # largest finite bf16
-INFINITY_BITS = 0x7F800000  # magnitudes from here on are infinite or NaN
+OVERFLOW_BITS = 0x7F000000  # 2^127: from here on code * scale may overflow; inf and NaN lie above
 MAGNITUDE_MASK = 0x7FFFFFFF
 PLANES = (8, 4, 2, 1)
 
@@ -42,7 +41,7 @@ def scales_of(absmax: Tensor, bits: int) -> Tensor:
     """Scale of each block, fp32 values that bf16 holds exactly; 0 for blocks below ``TINY``."""
     exact = absmax / qmax(bits)
     rounded = (exact.view(torch.int32) + 0xFFFF) >> 16
-    scales = (rounded.clamp(max=MAX_BF16_BITS) << 16).view(torch.float32)
+    scales = (rounded << 16).view(torch.float32)
     return torch.where(absmax < TINY, torch.zeros_like(scales), scales)
 
 
@@ -55,7 +54,8 @@ def quantise(values: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Codes uint8 (blocks, block), offset by ``2^(bits-1)``; scales fp32 (blocks,); residuals
-        fp32 (blocks, block). Rows with a NaN or an infinity give codes without meaning.
+        fp32 (blocks, block). Rows with a magnitude of 2^127 or more, infinity or NaN give codes
+        without meaning.
     """
     worst = magnitude_bits(values).amax(dim=1)
     scales = scales_of(worst.view(torch.float32), bits)

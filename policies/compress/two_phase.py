@@ -19,7 +19,7 @@ from .channel import Channel, unpack_all
 from .codec import Codec, TorchCodec
 from .header import Header, judge
 from .layout import LayerTable, Layout
-from .quantise import INFINITY_BITS
+from .quantise import OVERFLOW_BITS
 from .residual import OWNER, WORKER, ResidualStore
 from .wire import BF16_BYTES, HEADER_BYTES
 from .workspace import Workspace
@@ -110,7 +110,7 @@ class TwoPhase:
             if fresh is not None:
                 self._store.stage(WORKER, place.name, fresh)
             worst = max(worst, largest)
-        finite = worst < INFINITY_BITS
+        finite = worst < OVERFLOW_BITS
         return self._prepare_dense(bucket, layout, message) and finite
 
     def transfer(self, bucket: Bucket, header: Header) -> Outcome:
@@ -211,7 +211,7 @@ class TwoPhase:
             if fresh is not None:
                 self._store.stage(OWNER, place.name, fresh)
             worst = max(worst, largest)
-        finite = worst < INFINITY_BITS
+        finite = worst < OVERFLOW_BITS
         if layout.dense:
             parts = self._dense_view(received, layout.payload, 0, layout)
             total = self._space.get("total", layout.dense_share, torch.float32).zero_()
