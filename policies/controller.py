@@ -2,7 +2,7 @@
 
 One iteration: ``begin(step)`` gives the plan; the collectives run by it; ``losses(step - 1, ...)``
 takes the loss that travelled in this iteration's headers; ``observe(step, ...)`` takes local
-figures. Every T iterations (``due``) the ranks combine their ``report()`` by elementwise maximum
+figures. Every T iterations (`due`) the ranks combine their ``report()`` by elementwise maximum
 in one small all-reduce, and ``agree`` makes the same next plan on each of them.
 
 Ranks differ in what they observe, never in what they decide: decisions depend on combined numbers
@@ -134,8 +134,12 @@ class Controller:
                 self._counts[name] += 1
 
     def due(self, step: int) -> bool:
-        """Whether the ranks regulate after iteration ``step``."""
-        return (step + 1) % self.policy.period.iterations == 0
+        """Whether the ranks regulate after iteration ``step``.
+
+        Every T iterations, and once at the end of the warm-up, which a long T must not prolong.
+        """
+        warm = step + 1 == self.policy.compression.warmup_iterations
+        return warm or (step + 1) % self.policy.period.iterations == 0
 
     def report(self) -> list[float]:
         """What this rank contributes; combine over ranks by elementwise maximum."""

@@ -95,7 +95,7 @@ class Handle:
         step_s = None if self._step_ended is None else now - self._step_ended
         if engine.exchange.disabled is None:
             self._guard(lambda: self._observe(engine, step, done, step_s))
-            if (step + 1) % engine.controller.policy.period.iterations == 0:
+            if engine.controller.due(step):
                 self._regulate(engine, step)
         if engine.exchange.disabled is None:
             self._guard(lambda: self._begin(engine, step + 1))

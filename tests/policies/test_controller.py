@@ -66,9 +66,15 @@ def test_warm_up_then_one_rung_a_period() -> None:
     assert taken == [0] * 20 + [1] * 10 + [2] * 10 + [3] * 20
 
 
-def test_due_every_t_iterations() -> None:
+def test_due_every_t_iterations_and_when_the_warm_up_ends() -> None:
     controller = Controller(policy(period__iterations=7), LAYERS, WORLD)
-    assert [step for step in range(30) if controller.due(step)] == [6, 13, 20, 27]
+    assert [step for step in range(30) if controller.due(step)] == [6, 13, 19, 20, 27]
+
+
+@pytest.mark.parametrize("period", (1, 10, 500))
+def test_a_long_period_does_not_prolong_the_warm_up(period: int) -> None:
+    controller = Controller(policy(period__iterations=period), LAYERS, WORLD)
+    assert drive(controller, range(25)) == [0] * 20 + [1] * 5
 
 
 @pytest.mark.parametrize("period", (1, 7, 50))
