@@ -29,8 +29,8 @@ class Lines(Collector):
         return 0.9 if head.startswith(HEAD) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
-        steps = RowBuffer("steps", context, capacity=100)
-        gpus = RowBuffer("gpu_samples", context, capacity=100)
+        steps = RowBuffer("steps", context, capacity=500)
+        gpus = RowBuffer("gpu_samples", context)
         with source.open() as stream:
             for number, line in enumerate(stream, 1):
                 if line.startswith(b"#"):
@@ -87,7 +87,7 @@ class Broken(Collector):
         return 0.9 if head.startswith(b"#broken") else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
-        rows = RowBuffer("steps", context)
+        rows = RowBuffer("steps", context, capacity=500)
         rows.add({"step": 1})
         yield from rows.flush()
         raise RuntimeError("a bug\nover two lines")

@@ -23,7 +23,7 @@ from xtune.ingest._read import Reading, read_input, write_rejects
 from xtune.ingest._walk import STDIN, Found, Walk, expand
 from xtune.ingest.host_map import HostMap
 from xtune.ingest.summary import FileResult, FileState, IngestSummary
-from xtune.lake import ConflictError, InputRecord, InputState, Lake, Transaction
+from xtune.lake import ConflictError, InputRecord, Inputs, InputState, Lake, Transaction
 
 TIMES_FROM = ("mtime", "name", "now")
 
@@ -262,7 +262,7 @@ class _Run:
         )
         replaced: frozenset[str] = frozenset()
 
-        def supersedes(inputs: Mapping[str, InputRecord]) -> frozenset[str]:
+        def supersedes(inputs: Inputs) -> frozenset[str]:
             nonlocal replaced
             replaced = identity.supersedes(inputs)
             return replaced

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from xtune.collectors._base import Context
 from xtune.ingest._content import Content
 from xtune.ingest.host_map import HostMap
-from xtune.lake import ConflictError, InputRecord
+from xtune.lake import ConflictError, InputRecord, Inputs
 
 #: In ``whose``: the time that ``--time-from`` takes from the file's place, and its name where the
 #: collector reads something from it. Two snapshots of an idle port, or the empty dumps of two
@@ -78,18 +78,12 @@ class Identity:
         ]
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
 
-    def earlier_sizes(self, inputs: Mapping[str, InputRecord], sign: str) -> Iterator[int]:
+    def earlier_sizes(self, inputs: Inputs, sign: str) -> Iterator[int]:
         """Lengths of earlier readings that this file may begin with."""
-        for record in inputs.values():
-            if self._may_continue(record, sign):
-                yield record.size
+        for record in inputs.alike(path=self.path, head=sign):
+            yield record.size
 
-    def _may_continue(self, record: InputRecord, sign: str) -> bool:
-        return (bool(self.path) and record.path == self.path) or (
-            bool(sign) and record.head == sign
-        )
-
-    def known(self, inputs: Mapping[str, InputRecord]) -> InputRecord | None:
+    def known(self, inputs: Inputs) -> InputRecord | None:
         """The reading that makes this one superfluous.
 
         The same, one by a newer version of the collector, or where no collector claims the input
@@ -103,7 +97,7 @@ class Identity:
                 return record
         return None
 
-    def supersedes(self, inputs: Mapping[str, InputRecord]) -> frozenset[str]:
+    def supersedes(self, inputs: Inputs) -> frozenset[str]:
         """Ids of the earlier readings whose rows this one replaces.
 
         Raises:
@@ -112,16 +106,16 @@ class Identity:
         if self.known(inputs) is not None:
             raise ConflictError(f"input {self.id} is in the lake already")
         found = {record.id for record in self._same_content(inputs)}
-        for record in inputs.values():
+        for record in inputs.alike(path=self.path, head=self.content.sign):
             # What could not be read at this path before, for want of rights or of a collector.
             retried = not record.parser and bool(self.path) and record.path == self.path
             if retried or self._continues(record):
                 found.add(record.id)
         return frozenset(found)
 
-    def _same_content(self, inputs: Mapping[str, InputRecord]) -> Iterator[InputRecord]:
-        for record in inputs.values():
-            if record.content == self.content.digest and self._same_owner(record):
+    def _same_content(self, inputs: Inputs) -> Iterator[InputRecord]:
+        for record in inputs.alike(content=self.content.digest):
+            if self._same_owner(record):
                 here = bool(self.path) and record.path == self.path
                 if here or not any(self._differs(record, key) for key in (TIME, NAME)):
                     yield record
@@ -133,7 +127,6 @@ class Identity:
     def _continues(self, record: InputRecord) -> bool:
         return (
             record.size < self.content.size
-            and self._may_continue(record, self.content.sign)
             and self.content.beginnings.get(record.size) == record.content
             and self._same_owner(record)
         )

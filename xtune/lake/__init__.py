@@ -5,6 +5,7 @@ writes in a transaction that appears with one rename, or not at all.
 """
 
 from xtune.lake._conflict import ConflictError
+from xtune.lake._inputs import Inputs
 from xtune.lake._lake import Lake
 from xtune.lake._records import DataFile, InputRecord, InputState
 from xtune.lake._rejected import REJECTED
@@ -19,6 +20,7 @@ __all__ = [
     "Health",
     "InputRecord",
     "InputState",
+    "Inputs",
     "Lake",
     "Pruned",
     "Transaction",

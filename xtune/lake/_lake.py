@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from xtune.errors import LakeError, NoDataError
 from xtune.lake import _disk
+from xtune.lake._inputs import Inputs
 from xtune.lake._ledger import Ledger
 from xtune.lake._parquet import file_metadata, file_schema, open_parquet, table_named
-from xtune.lake._records import DataFile, InputRecord
+from xtune.lake._records import DataFile
 from xtune.lake._scratch import READER_GRACE_NS, Scratch, sweep
 from xtune.lake._transaction import Transaction
 
@@ -70,7 +71,7 @@ class Lake:
         found = [file for file in self.ledger.load().files.values() if file.table == name]
         return sorted(found, key=lambda file: (file.date, file.path))
 
-    def inputs(self) -> Mapping[str, InputRecord]:
+    def inputs(self) -> Inputs:
         """What was read, by the id that rows carry as ``source``."""
         return self.ledger.load().inputs
 

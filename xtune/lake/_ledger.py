@@ -23,6 +23,7 @@ from typing import Any
 import xtune
 from xtune.errors import LakeError
 from xtune.lake import _disk
+from xtune.lake._inputs import Inputs
 from xtune.lake._records import DataFile, InputRecord
 from xtune.tables import SCHEMA_VERSION
 
@@ -49,7 +50,7 @@ class State:
     """
 
     files: dict[str, DataFile] = field(default_factory=dict)
-    inputs: dict[str, InputRecord] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
     removed: dict[str, int] = field(default_factory=dict)
     last: str = ""
     tail: int = 0
@@ -128,7 +129,7 @@ class Ledger:
             # A new object: a state that a caller holds does not change under it.
             state = State(
                 files=dict(old.files),
-                inputs=dict(old.inputs),
+                inputs=old.inputs.copy(),
                 removed=dict(old.removed),
                 tail=old.tail,
             )
@@ -145,9 +146,9 @@ class Ledger:
             _check_table_schema(file)
             state.files[data["path"]] = file
         for source in entry["forgets"]:
-            state.inputs.pop(source, None)
+            state.inputs.forget(source)
         for data in entry["inputs"]:
-            state.inputs[data["id"]] = InputRecord.from_json(data)
+            state.inputs.add(InputRecord.from_json(data))
         state.last = stem
         state.tail += 1
 
@@ -177,7 +178,7 @@ class Ledger:
             _check_table_schema(file)
             state.files[item["path"]] = file
         for item in data["inputs"]:
-            state.inputs[item["id"]] = InputRecord.from_json(item)
+            state.inputs.add(InputRecord.from_json(item))
         return state
 
     def append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from xtune.errors import LakeError
 from xtune.lake import _disk
 from xtune.lake._adopt import adopt_file
 from xtune.lake._conflict import ConflictError
+from xtune.lake._inputs import Inputs
 from xtune.lake._ledger import State
 from xtune.lake._parquet import conform, split_by_date, table_named
 from xtune.lake._part import Part
@@ -25,7 +26,7 @@ from xtune.lake._without import without_sources
 if TYPE_CHECKING:
     from xtune.lake._lake import Lake
 
-Supersedes = Callable[[Mapping[str, InputRecord]], frozenset[str]]
+Supersedes = Callable[[Inputs], frozenset[str]]
 
 # Rows wait in memory for a full row group; beyond this the largest buffers are written out.
 BUFFER_BYTES = 64 << 20
@@ -171,14 +172,14 @@ class Transaction:
         return frozenset().union(*(choose(state.inputs) for choose in self._supersedes))
 
     def _check_conflicts(self, state: State) -> None:
-        gone = self._removes.keys() - state.files.keys()
+        gone = [name for name in self._removes if name not in state.files]
         if gone:
             raise ConflictError(
-                f"{sorted(gone)[0]}: another process replaced it meanwhile", "run it again"
+                f"{gone[0]}: another process replaced it meanwhile", "run it again"
             )
-        known = self._records.keys() & state.inputs.keys()
+        known = [id for id in self._records if id in state.inputs]
         if known:
-            raise ConflictError(f"input {sorted(known)[0]} is in the lake already")
+            raise ConflictError(f"input {known[0]} is in the lake already")
 
     def _publish(
         self,

@@ -31,6 +31,8 @@ class Rewritten:
 
     def fits(self, files: Iterable[DataFile]) -> bool:
         """Whether exactly these live files still hold rows of the inputs."""
+        if not self.sources:
+            return True
         now = {file.path for file in files if not self.sources.isdisjoint(file.sources)}
         return now == {file.path for file in self.removed}
 
