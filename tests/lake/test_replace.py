@@ -127,7 +127,11 @@ def test_host_map_replaces(lake: Lake, tmp_path: Path) -> None:
     file.write_bytes(HEAD + b"1 1 0.5 Pod-1\n")
     run(lake, file)
     assert lake.read("gpu_samples")["host"].to_pylist() == ["pod-1"]
-    assert run(lake, file, host_map=HostMap({"pod-1": "node7"})).state == "replaced"
+    result = run(lake, file, host_map=HostMap({"pod-1": "node7"}))
+    assert (result.state, dict(result.notes)) == ("replaced", {})
+    other = run(lake, file, host_map=HostMap({"pod-2": "node7"}))
+    assert dict(other.notes) == {"host pod-1 is not in the host map: kept as read": 1}
+    run(lake, file, host_map=HostMap({"pod-1": "node7"}))
     assert lake.read("gpu_samples")["host"].to_pylist() == ["node7"]
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lake.toy import COLLECTORS, HEAD, context, lines
+from tests.lake.toy import COLLECTORS, HEAD, Lines, context, lines
+from xtune.collectors._base import Context, Item, Source
 from xtune.errors import InputError, LakeError, UsageError
 from xtune.ingest import IngestSummary, collect
-from xtune.lake import Lake
+from xtune.lake import Lake, inspect
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,9 +103,6 @@ def test_archives_are_named(lake: Lake, folder: Path) -> None:
 
 
 def test_a_cut_gzip_keeps_what_came_before(lake: Lake, folder: Path) -> None:
-    import gzip
-    import random
-
     noise = random.Random(0)
     content = HEAD + b"".join(b"%d 1 0.5\n" % noise.getrandbits(40) for _ in range(5000))
     whole = gzip.compress(content)
@@ -117,6 +118,31 @@ def test_a_cut_gzip_keeps_what_came_before(lake: Lake, folder: Path) -> None:
     assert (result.state, result.rows["steps"]) == ("replaced", 5000)
     assert lake.read("steps").num_rows == 5000
     assert lake.read("rejected").num_rows == 0
+
+
+def test_a_gzip_of_nothing_and_one_of_noise(lake: Lake, folder: Path) -> None:
+    (folder / "nothing.gz").write_bytes(gzip.compress(b""))
+    (folder / "noise.gz").write_bytes(b"\x1f\x8b" + b"noise" * 100)
+    reason = "has no content: empty or damaged gzip"
+    found = outcome(run(lake, folder))
+    assert found["nothing.gz"] == found["noise.gz"] == ("rejected", reason)
+
+
+def test_an_interrupt_keeps_what_was_finished(lake: Lake, folder: Path) -> None:
+    class Interrupted(Lines):
+        def read(self, source: Source, context: Context) -> Iterator[Item]:
+            for item in super().read(source, context):
+                yield item
+                if source.path.name == "second.txt":
+                    raise KeyboardInterrupt
+
+    (folder / "second.txt").write_bytes(lines(3, 4))
+    with pytest.raises(KeyboardInterrupt):
+        run(lake, folder, collectors={"lines": Interrupted()})
+    assert sorted(lake.read("steps")["step"].to_pylist()) == [1, 2]
+    assert inspect(lake).unfinished == ()
+    run(lake, folder)
+    assert sorted(lake.read("steps")["step"].to_pylist()) == [1, 2, 3, 4]
 
 
 def test_each_file_once_however_it_is_reached(lake: Lake, folder: Path) -> None:

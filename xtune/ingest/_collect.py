@@ -153,7 +153,7 @@ class _Run:
             elif head := _content.read_head(path):
                 collector, content = self.claims.of(path, head), self._measure(path, place)
             else:
-                return self._unreadable(name, place, Reject("file", "is empty"))
+                return self._unreadable(name, place, _nothing(path))
             time = self._time(path, place)
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}"
@@ -283,6 +283,12 @@ class _Run:
             state="unchanged" if record.state == "read" else record.state,
             rejects=record.rejects,
         )
+
+
+def _nothing(path: Path) -> Reject:
+    if path.stat().st_size == 0:
+        return Reject("file", "is empty")
+    return Reject("file", "has no content: empty or damaged gzip", "copy it again")
 
 
 def _result(

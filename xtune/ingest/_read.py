@@ -20,6 +20,7 @@ from xtune.lake import REJECTED, Transaction
 # is counted.
 STORED_REJECTS = 1000
 SHOWN_REJECTS = 5
+SHOWN_HOSTS = 20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,13 +73,16 @@ def read_input(
         debug: Let an exception of the collector through.
     """
     reading = Reading()
+    unmatched: set[str] = set()
     for item in _items(collector, source, context, debug=debug):
         match item:
             case Rows(table=table, batch=batch):
                 try:
+                    mapped = hosts.apply(batch)
                     if transaction is not None:
-                        transaction.write(table, hosts.apply(batch), source=source_id)
+                        transaction.write(table, mapped, source=source_id)
                     reading.rows[table] += batch.num_rows
+                    unmatched |= hosts.unmatched(mapped)
                 except (LakeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                     if debug:
                         raise
@@ -87,6 +91,10 @@ def read_input(
                 reading.reject(item)
             case Note(text=text, count=count):
                 reading.notes[text] += count
+    for host in sorted(unmatched)[:SHOWN_HOSTS]:
+        reading.notes[f"host {host} is not in the host map: kept as read"] += 1
+    if len(unmatched) > SHOWN_HOSTS:
+        reading.notes["more hosts are not in the host map"] += len(unmatched) - SHOWN_HOSTS
     return reading
 
 

@@ -82,6 +82,17 @@ class HostMap:
             batch = _replace(batch, index, self._links(batch.column(index)))
         return batch
 
+    def unmatched(self, batch: pa.RecordBatch) -> set[str]:
+        """Hosts in the rows of :meth:`apply` that the map neither names nor leads to."""
+        if not self.names:
+            return set()
+        found: set[str] = set()
+        for name in HOST_COLUMNS:
+            index = batch.schema.get_field_index(name)
+            if index >= 0:
+                found.update(pc.unique(batch.column(index)).drop_null().to_pylist())
+        return found - set(self.names.values())
+
     def _hosts(self, column: pa.Array) -> pa.Array:
         lower = pc.utf8_lower(column)
         if not self.names:
