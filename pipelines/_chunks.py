@@ -1,0 +1,83 @@
+"""Cuts the time of ``link_counters`` into chunks: a day, or its hours where a day is large."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from xtune.lake import DataFile
+
+NS_PER_HOUR = 3_600_000_000_000
+NS_PER_DAY = 24 * NS_PER_HOUR
+# Rows of a day up to which it is one chunk: few enough to sort in memory, many enough that a
+# year of a small fabric is no heap of small files.
+DAY_ROWS = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """One partition of ``link_rates``: a day or an hour, and the raw files that touch it.
+
+    Attributes:
+        key: ``2026-01-31`` or ``2026-01-31T05``.
+        date: Its date.
+        start_ns: First instant, nanoseconds since the epoch.
+        end_ns: First instant after it.
+        files: Raw files with rows in it.
+    """
+
+    key: str
+    date: str
+    start_ns: int
+    end_ns: int
+    files: tuple[DataFile, ...]
+
+
+def plan(files: Sequence[DataFile], day_rows: int = DAY_ROWS) -> list[Chunk]:
+    """Chunks in the order of time; rows without a time are in none."""
+    by_date: dict[str, list[DataFile]] = defaultdict(list)
+    for file in files:
+        if file.min_ts_ns is not None:
+            by_date[file.date].append(file)
+    chunks: list[Chunk] = []
+    for date, found in sorted(by_date.items()):
+        start = day_start_ns(date)
+        if sum(file.rows for file in found) <= day_rows:
+            spans = [(date, start, start + NS_PER_DAY)]
+        else:
+            spans = [
+                (
+                    f"{date}T{hour:02d}",
+                    start + hour * NS_PER_HOUR,
+                    start + (hour + 1) * NS_PER_HOUR,
+                )
+                for hour in range(24)
+            ]
+        for key, begin, end in spans:
+            touching = tuple(file for file in found if touches(file, begin, end))
+            if touching:
+                chunks.append(
+                    Chunk(key=key, date=date, start_ns=begin, end_ns=end, files=touching)
+                )
+    return sorted(chunks, key=lambda chunk: chunk.start_ns)
+
+
+def touches(file: DataFile, begin_ns: int, end_ns: int) -> bool:
+    """Whether a file may have rows in ``[begin_ns, end_ns)``."""
+    if file.min_ts_ns is None or file.max_ts_ns is None:
+        return False
+    return file.min_ts_ns < end_ns and file.max_ts_ns >= begin_ns
+
+
+def day_start_ns(date: str) -> int:
+    """First instant of a date, UTC."""
+    day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
+    return (day - datetime(1970, 1, 1, tzinfo=UTC)).days * NS_PER_DAY
+
+
+def key_start_ns(key: str) -> int:
+    """First instant of a chunk, from its key."""
+    date, _, hour = key.partition("T")
+    return day_start_ns(date) + (int(hour) * NS_PER_HOUR if hour else 0)

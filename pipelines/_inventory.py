@@ -1,0 +1,115 @@
+"""What the raw tables name: links, hosts, ports, topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xtune.lake import DataFile, Lake
+from xtune.pipelines._engine import files_relation
+from xtune.pipelines._identity import Identity, identify
+from xtune.pipelines._state import RawRecord, State
+
+if TYPE_CHECKING:
+    import duckdb
+
+_PORTS = """
+    SELECT host, device, port, node_guid, link, node_description, rate_gbps, width, link_layer,
+        device_family, max(ts) AS seen
+    FROM {} GROUP BY ALL
+    ORDER BY seen NULLS FIRST, link, host, device, port, node_guid, node_description, rate_gbps,
+        width, link_layer, device_family
+"""
+_TOPOLOGY = """
+    SELECT * EXCLUDE (seen)
+    FROM (
+        SELECT src_guid, src_name, src_port, dst_guid, dst_name, dst_port, rate_gbps, tier,
+            max(ts) AS seen
+        FROM {} WHERE src_guid IS NOT NULL AND src_port IS NOT NULL GROUP BY ALL
+    )
+    QUALIFY row_number() OVER (
+        PARTITION BY src_guid, src_port
+        ORDER BY seen DESC NULLS LAST, dst_guid NULLS LAST, dst_port, rate_gbps NULLS LAST
+    ) = 1
+    ORDER BY src_guid, src_port
+"""
+
+
+class Inventory:
+    """Links of each raw counter file, and the identity of all ports.
+
+    Attributes:
+        topology: Directed links, the latest discovery of each sending port.
+        identity: One name for each port and host.
+    """
+
+    def __init__(self, lake: Lake, connection: duckdb.DuckDBPyConnection, state: State) -> None:
+        self._lake = lake
+        self._state = state
+        self._links: dict[str, list[tuple[str, str | None]]] = {}
+        self._look_through(connection)
+        self.topology = _rows(connection, lake, "topology_links", _TOPOLOGY)
+        ports = _rows(connection, lake, "ports", _PORTS)
+        hosts: set[str] = set()
+        for table in ("collectives", "gpu_samples"):
+            query = "SELECT DISTINCT host FROM {} WHERE host IS NOT NULL"
+            hosts |= {row["host"] for row in _rows(connection, lake, table, query)}
+        links = {
+            pair for name in {r.links for r in state.raw.values()} for pair in self._set(name)
+        }
+        hosts |= {host for _, host in links if host}
+        self.identity: Identity = identify(
+            ports, self.topology, hosts, {link for link, _ in links}
+        )
+
+    def record(self, file: DataFile) -> RawRecord:
+        """What one raw file holds."""
+        return self._state.raw[self._name(file)]
+
+    def links(self, file: DataFile) -> list[str]:
+        """Links of one raw file, sorted."""
+        return [link for link, _ in self._set(self.record(file).links)]
+
+    def _look_through(self, connection: duckdb.DuckDBPyConnection) -> None:
+        files = {self._name(f): f for f in self._lake.files("link_counters")}
+        known = self._state.raw
+        for name in known.keys() - files.keys():
+            del known[name]
+        for name, file in files.items():
+            if name in known and self._state.has([known[name].links]):
+                continue
+            found = connection.sql(
+                "SELECT link, any_value(host) AS host, bool_or(rate_gbps IS NULL) AS null_rate,"
+                " bool_or(interval_s IS NOT NULL) AS deltas"
+                f" FROM {files_relation([file.path])} WHERE link IS NOT NULL"
+                " GROUP BY link ORDER BY link"
+            ).to_arrow_table()
+            known[name] = RawRecord(
+                links=self._state.keep_table("links", found.select(["link", "host"])),
+                null_rate=any(found["null_rate"].to_pylist()),
+                deltas=any(found["deltas"].to_pylist()),
+            )
+
+    def _set(self, name: str) -> list[tuple[str, str | None]]:
+        if name not in self._links:
+            rows = pq.read_table(self._state.path(name)).to_pylist()
+            self._links[name] = [(row["link"], row["host"]) for row in rows]
+        return self._links[name]
+
+    def _name(self, file: DataFile) -> str:
+        return file.path.relative_to(self._lake.root).as_posix()
+
+
+def _rows(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, table: str, query: str
+) -> list[Mapping[str, Any]]:
+    files = lake.files(table)
+    if not files:
+        return []
+    relation = files_relation(file.path for file in files)
+    found: pa.Table = connection.sql(query.format(relation)).to_arrow_table()
+    rows: list[Mapping[str, Any]] = found.to_pylist()
+    return rows

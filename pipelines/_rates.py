@@ -1,0 +1,264 @@
+"""Runs ``link_rates`` over one chunk: samples in order, what came before, rates, runs, carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from xtune.lake import Lake
+from xtune.pipelines._chunks import Chunk
+from xtune.pipelines._engine import (
+    audit,
+    bind,
+    copy,
+    create,
+    duck_type,
+    files_relation,
+    set_variables,
+    with_inputs,
+)
+from xtune.pipelines._identity import DEFAULT_TICK, PortFacts
+from xtune.pipelines._model import load_model
+from xtune.tables import LINK_RATES
+
+if TYPE_CHECKING:
+    import duckdb
+
+_FACTS = pa.schema(
+    [
+        ("raw_link", pa.string()),
+        ("link", pa.string()),
+        ("rate_gbps", pa.float64()),
+        ("tick", pa.float64()),
+        ("ethernet", pa.bool_()),
+    ]
+)
+_FIGURES = [c.name for c in LINK_RATES.columns if c.name not in ("link", "level")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkInput:
+    """What one chunk is computed from.
+
+    Attributes:
+        chunk: Its span and raw files.
+        facts: Raw link of these files -> what is known of its port.
+        null_rate: Whether a row lacks its port's rate.
+        deltas: Whether a row holds deltas.
+        carry: What the chunk before handed on; None for the first.
+    """
+
+    chunk: Chunk
+    facts: Mapping[str, PortFacts]
+    null_rate: bool
+    deltas: bool
+    carry: pa.Table | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkResult:
+    """What one chunk gives.
+
+    Attributes:
+        file: Its ``link_rates``, not yet in the lake; None where it has no interval.
+        rows: Rows in it.
+        runs: Stretches within it, by kind (model ``link_runs``).
+        carry: For each link so far, its last sample, level and until when that is known.
+    """
+
+    file: Path | None
+    rows: int
+    runs: pa.Table
+    carry: pa.Table
+
+
+def run_chunk(lake: Lake, connection: duckdb.DuckDBPyConnection, given: ChunkInput) -> ChunkResult:
+    """Compute one chunk; the rules are variables of ``connection`` already."""
+    scratch = lake.scratch("derived/link_rates")
+    _load(connection, given)
+    sorted_file = _samples(connection, given, scratch)
+    _seed(connection)
+    path = scratch / f"{given.chunk.key}.parquet.tmp"
+    model = bind(connection, "link_rates")
+    rows = copy(connection, model.sql, path, lake.metadata("derived/link_rates"))
+    _view(connection, "rates", f"FROM {files_relation([path])}")
+    audit(connection, model, "rates")
+    create(connection, "link_runs")
+    runs = connection.sql("FROM link_runs ORDER BY ALL").to_arrow_table()
+    carry = connection.sql(_CARRY_OUT).to_arrow_table()
+    if not rows:
+        path.unlink()
+    if sorted_file is not None:
+        sorted_file.unlink()
+    return ChunkResult(file=path if rows else None, rows=rows, runs=runs, carry=carry)
+
+
+def _view(connection: duckdb.DuckDBPyConnection, name: str, query: str) -> None:
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+
+
+def _table(connection: duckdb.DuckDBPyConnection, name: str, query: str) -> None:
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+
+def _arrow_table(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    connection.register("from_arrow", rows)
+    _table(connection, name, "FROM from_arrow")
+    connection.unregister("from_arrow")
+
+
+def _load(connection: duckdb.DuckDBPyConnection, given: ChunkInput) -> None:
+    """Relations ``raw``, ``port_facts`` and ``carry``."""
+    chunk = given.chunk
+    _view(
+        connection,
+        "raw",
+        f"FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
+        f" AND epoch_ns(ts) >= {chunk.start_ns} AND epoch_ns(ts) < {chunk.end_ns}",
+    )
+    facts = [
+        {
+            "raw_link": raw,
+            "link": port.link,
+            "rate_gbps": port.rate_gbps,
+            "tick": port.tick,
+            "ethernet": port.ethernet,
+        }
+        for raw, port in given.facts.items()
+    ]
+    _arrow_table(connection, "port_facts", pa.Table.from_pylist(facts, schema=_FACTS))
+    set_variables(connection, {"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
+    if given.carry is not None:
+        _arrow_table(connection, "carry", given.carry)
+        return
+    sample = bind(connection, "samples_direct").sql
+    _table(
+        connection,
+        "carry",
+        "SELECT *, NULL::INTEGER AS level, NULL::BIGINT AS known_end_ns"
+        f" FROM ({sample}) WHERE false",
+    )
+
+
+def _samples(
+    connection: duckdb.DuckDBPyConnection, given: ChunkInput, scratch: Path
+) -> Path | None:
+    """Make ``samples``, sorted by (link, ts) without duplicates, and ``absolute``.
+
+    Returns:
+        The file that had to be written for that; None where a compacted one serves as it is.
+    """
+    kinds = {(port.tick, port.ethernet) for port in given.facts.values()}
+    rates = {port.rate_gbps for port in given.facts.values()}
+    direct = (
+        not given.deltas
+        and len(given.chunk.files) == 1
+        and given.chunk.files[0].compacted
+        and all(raw == port.link for raw, port in given.facts.items())
+        and len(kinds) <= 1
+        and (len(rates) <= 1 or not given.null_rate)
+        and _in_order(connection)
+    )
+    if direct:
+        tick, ethernet = next(iter(kinds), (DEFAULT_TICK, False))
+        rate = next(iter(rates)) if len(rates) == 1 else None
+        set_variables(connection, {"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
+        _view(connection, "samples", bind(connection, "samples_direct").sql)
+        _view(connection, "absolute", "FROM samples")
+        return None
+    path = scratch / f"{given.chunk.key}.samples.tmp"
+    model = bind(connection, "samples_merged")
+    copy(connection, model.sql, path, {})
+    relation = files_relation([path])
+    audit(connection, model, relation)
+    _view(connection, "samples", f"SELECT * EXCLUDE (used) FROM {relation} WHERE used")
+    _view(
+        connection, "absolute", f"SELECT * EXCLUDE (used) FROM {relation} WHERE interval_s IS NULL"
+    )
+    return path
+
+
+def _in_order(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether ``raw`` as it is read is sorted by (link, ts) without a duplicate."""
+    [(count,)] = connection.execute(
+        "SELECT count(*) FROM (SELECT link, ts, lag(link) OVER () AS p_link,"
+        " lag(ts) OVER () AS p_ts FROM raw)"
+        " WHERE p_link > link OR (p_link = link AND p_ts >= ts)"
+    ).fetchall()
+    return bool(count == 0)
+
+
+def _seed(connection: duckdb.DuckDBPyConnection) -> None:
+    """Make ``seed``: the interval from each link's carried sample to its first one here.
+
+    The same model computes it, over two rows a link.
+    """
+    _table(
+        connection,
+        "firsts",
+        "SELECT * EXCLUDE (p_link) FROM (SELECT *, lag(link) OVER () AS p_link FROM samples)"
+        " WHERE p_link IS DISTINCT FROM link",
+    )
+    _table(
+        connection,
+        "edge_samples",
+        "FROM (SELECT * EXCLUDE (level, known_end_ns) FROM carry"
+        " WHERE ts IS NOT NULL AND link IN (SELECT link FROM firsts)"
+        " UNION ALL BY NAME FROM firsts) ORDER BY link, ts",
+    )
+    schema = LINK_RATES.schema
+    nothing = [f"NULL::{duck_type(schema.field(name).type)} AS {name}" for name in _FIGURES]
+    _table(
+        connection,
+        "edge_seed",
+        f"SELECT link, level, known_end_ns, {', '.join(nothing)}, NULL::INTEGER AS first_level"
+        " FROM carry",
+    )
+    sql = with_inputs(load_model("link_rates").sql, samples="edge_samples", seed="edge_seed")
+    _table(connection, "edge", sql)
+    _table(
+        connection,
+        "seed",
+        "SELECT firsts.link, coalesce(edge.level, carry.level) AS level,"
+        " CASE WHEN edge.level IS NOT NULL THEN epoch_ns(edge.ts) ELSE carry.known_end_ns END"
+        f" AS known_end_ns, {', '.join(f'edge.{name}' for name in _FIGURES)},"
+        " edge.level AS first_level"
+        " FROM firsts LEFT JOIN edge ON edge.link = firsts.link"
+        " LEFT JOIN carry ON carry.link = firsts.link",
+    )
+
+
+# Each link's last absolute sample and last known level, from here or carried through.
+_CARRY_OUT = """
+    WITH last_sample AS (
+        SELECT * EXCLUDE (n_link)
+        FROM (SELECT *, lead(link) OVER () AS n_link FROM absolute)
+        WHERE n_link IS DISTINCT FROM link
+    ),
+    last_level AS (
+        SELECT link, epoch_ns(max(ts)) AS known_end_ns, arg_max(level, ts) AS level
+        FROM rates WHERE level IS NOT NULL GROUP BY link
+    ),
+    kept AS (
+        FROM last_sample
+        UNION ALL BY NAME
+        SELECT * EXCLUDE (level, known_end_ns) FROM carry
+        WHERE ts IS NOT NULL AND link NOT IN (SELECT link FROM last_sample)
+    ),
+    links AS (
+        SELECT link FROM kept UNION SELECT link FROM last_level UNION SELECT link FROM carry
+    )
+    SELECT
+        kept.* REPLACE (links.link AS link),
+        coalesce(last_level.level, carry.level) AS level,
+        coalesce(last_level.known_end_ns, carry.known_end_ns) AS known_end_ns
+    FROM links
+    LEFT JOIN kept ON kept.link = links.link
+    LEFT JOIN last_level ON last_level.link = links.link
+    LEFT JOIN carry ON carry.link = links.link
+    ORDER BY links.link
+"""

@@ -1,0 +1,69 @@
+"""``query``: one read-only SELECT over the live files of every table, with the doors shut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from xtune.errors import UsageError, XtuneError
+from xtune.lake import Lake
+from xtune.pipelines._engine import connect, empty_relation, files_relation, literal
+from xtune.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def query(
+    lake: Lake, sql: str, *, memory: str | None = None, threads: int | None = None
+) -> pa.Table:
+    """Run one SELECT; every table, raw or derived, by its bare name.
+
+    Nothing outside the lake's live files can be read, nothing written, no setting changed.
+
+    Args:
+        lake: Where.
+        sql: One SELECT (or WITH, FROM, DESCRIBE, SUMMARIZE).
+        memory: Most memory DuckDB uses, such as ``2GB``.
+        threads: Threads DuckDB uses.
+
+    Raises:
+        UsageError: It is not one SELECT.
+        XtuneError: DuckDB's message: unknown column with candidates, syntax, and so on.
+    """
+    import duckdb
+
+    with connect(threads=threads, memory_limit=memory) as connection:
+        statements = _statements(connection, sql)
+        paths = []
+        for table in TABLES.values():
+            files = lake.files(table.name)
+            paths += [str(file.path) for file in files]
+            relation = (
+                files_relation(file.path for file in files) if files else empty_relation(table)
+            )
+            connection.execute(f'CREATE TEMP VIEW "{table.bare_name}" AS FROM {relation}')
+        connection.execute(f"SET allowed_paths = {literal(paths)}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            result: pa.Table = connection.sql(statements[0].query).to_arrow_table()
+        except duckdb.Error as error:
+            raise XtuneError(str(error)) from error
+    return result
+
+
+def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:
+    import duckdb
+
+    hint = "one SELECT, such as: SELECT * FROM link_rates LIMIT 10"
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise XtuneError(str(error)) from error
+    if len(statements) != 1:
+        raise UsageError(f"a query is one statement, not {len(statements)}", hint)
+    if statements[0].type != duckdb.StatementType.SELECT:
+        raise UsageError(f"a query is a SELECT, not {statements[0].type.name}", hint)
+    return list(statements)

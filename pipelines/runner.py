@@ -1,0 +1,264 @@
+"""``rebuild``: compaction, rates, levels, episodes, causes and cost, only where inputs changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from xtune.errors import NoDataError
+from xtune.lake import Lake
+from xtune.pipelines._chunks import DAY_ROWS
+from xtune.pipelines._compaction import Compacted, compact
+from xtune.pipelines._engine import connect, copy, create, files_relation, set_variables
+from xtune.pipelines._episodes import Episode, build_episodes
+from xtune.pipelines._impact import run_impact
+from xtune.pipelines._inventory import Inventory
+from xtune.pipelines._refresh import Refreshed, Refresher
+from xtune.pipelines._state import State, TableRecord, digest
+from xtune.pipelines._stretches import read_stretches
+from xtune.pipelines._topology import Topology
+from xtune.pipelines.rules import EpisodeRules
+from xtune.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
+
+_FINAL = ("derived/link_episodes", "derived/episodes", "derived/collective_impact")
+_EVER_NS = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RebuildSummary:
+    """What a rebuild did and found.
+
+    Attributes:
+        table_rows: Derived table's bare name -> rows it has now.
+        computed: Partitions of ``link_rates`` computed.
+        reused: Partitions that were up to date.
+        dropped: Partitions whose inputs are no longer in the ledger.
+        compacted: Raw files before and after compaction.
+        episodes: Episodes in the lake.
+        links: Links with an episode.
+        notes: What a user should know, one line each.
+    """
+
+    table_rows: dict[str, int]
+    computed: tuple[str, ...]
+    reused: int
+    dropped: tuple[str, ...]
+    compacted: Compacted
+    episodes: int
+    links: int
+    notes: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, int, str]]:
+        """For a table: derived table, its rows, partitions computed now."""
+        total = len(self.computed) + self.reused
+        return [
+            (name, rows, f"{len(self.computed)} of {total}" if name == "link_rates" else "")
+            for name, rows in self.table_rows.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON document."""
+        return {
+            "schema": 1,
+            "tables": self.table_rows,
+            "partitions": {
+                "computed": list(self.computed),
+                "reused": self.reused,
+                "dropped": list(self.dropped),
+            },
+            "compacted": {
+                "files_before": self.compacted.files_before,
+                "files_after": self.compacted.files_after,
+                "rows": self.compacted.rows,
+            },
+            "episodes": self.episodes,
+            "links": self.links,
+            "notes": list(self.notes),
+        }
+
+
+def rebuild(
+    lake: Lake,
+    *,
+    rules: EpisodeRules | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    memory: str | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, str], None] | None = None,
+    day_rows: int = DAY_ROWS,
+) -> RebuildSummary:
+    """Bring every derived table up to date.
+
+    A killed rebuild leaves the tables as after its last commit; the next one goes on from there.
+
+    Args:
+        lake: Where.
+        rules: What counts as congestion.
+        since: Partitions of ``link_rates`` that end before are left as they are.
+        until: Partitions that begin after are left as they are.
+        memory: Most memory DuckDB uses, such as ``2GB``.
+        threads: Threads DuckDB uses.
+        progress: Told the number of steps done and the one begun.
+        day_rows: Rows of a day up to which it is one partition; a larger one is cut into hours.
+
+    Raises:
+        NoDataError: The lake holds nothing to rebuild from.
+        LakeError: Another rebuild is running, or the lake is damaged.
+    """
+    rules = rules or EpisodeRules()
+    report = progress or (lambda done, text: None)
+    if not any(lake.files(name) for name, table in TABLES.items() if not table.derived):
+        raise NoDataError("the lake holds no telemetry", "run xtune collect first")
+    with lake.exclusive("rebuild"):
+        state = State.load(lake.root)
+        scratch = lake.scratch("derived/link_rates")
+        with connect(threads=threads, memory_limit=memory, scratch=scratch) as connection:
+            set_variables(connection, rules.to_json())
+            report(0, "compaction")
+            compacted = compact(lake, connection, day_rows)
+            inventory = Inventory(lake, connection, state)
+            code = code_digest(rules)
+            refresher = Refresher(lake, connection, state, inventory, code, day_rows)
+            refreshed = refresher.run(_ns(since, 0), _ns(until, _EVER_NS), report)
+            _finish(lake, connection, state, inventory, rules, code, report)
+            state.save()
+        return _summary(lake, state, inventory, refreshed, compacted)
+
+
+def code_digest(rules: EpisodeRules) -> str:
+    """What decides the rows beside the inputs: the source of the pipelines, and the rules."""
+    folder = resources.files("xtune.pipelines")
+    sources = [*folder.iterdir(), *(folder / "sql").iterdir()]
+    texts = {
+        path.name: path.read_text() for path in sources if path.name.endswith((".py", ".sql"))
+    }
+    return digest(texts, rules.to_json())
+
+
+def _finish(
+    lake: Lake,
+    connection: duckdb.DuckDBPyConnection,
+    state: State,
+    inventory: Inventory,
+    rules: EpisodeRules,
+    code: str,
+    report: Callable[[int, str], None],
+) -> None:
+    """Episodes and impact, where anything they rest on changed; one commit."""
+    keys = sorted(state.chunks)
+    topology = Topology.build(inventory.topology, inventory.identity)
+    inputs = digest(
+        code,
+        [(state.chunks[k].runs, state.chunks[k].carry) for k in keys],
+        inventory.topology,
+        sorted(inventory.identity.host_of_guid.items()),
+        sorted(inventory.identity.hosts.items()),
+        [[file.path.name for file in lake.files(table)] for table in ("collectives", "steps")],
+    )
+    known = state.tables.get("final")
+    live = {_relative(lake, f.path) for table in _FINAL for f in lake.files(table)}
+    if known is not None and known.inputs == inputs and set(known.files) == live:
+        return
+    report(len(keys), "episodes")
+    episodes = _episodes(connection, state, keys, topology, inventory, rules)
+    report(len(keys) + 1, "impact")
+    run_impact(lake, connection, episodes, topology, inventory.identity)
+    with lake.begin() as transaction:
+        for table in _FINAL:
+            for file in lake.files(table):
+                transaction.remove(file)
+            _write(lake, connection, transaction, table)
+        transaction.commit()
+    files = sorted(_relative(lake, f.path) for table in _FINAL for f in lake.files(table))
+    state.tables["final"] = TableRecord(inputs=inputs, files=files, rows=len(episodes))
+
+
+def _episodes(
+    connection: duckdb.DuckDBPyConnection,
+    state: State,
+    keys: list[str],
+    topology: Topology,
+    inventory: Inventory,
+    rules: EpisodeRules,
+) -> list[Episode]:
+    if not keys:
+        return []
+    runs = files_relation(
+        state.path(name) for name in sorted({state.chunks[k].runs for k in keys})
+    )
+    last = files_relation([state.path(state.chunks[keys[-1]].carry)])
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW runs AS FROM {runs}")
+    connection.execute(
+        "CREATE OR REPLACE TEMP VIEW last_known AS SELECT link, known_end_ns FROM"
+        f" {last} WHERE level >= {rules.report_level}"
+    )
+    create(connection, "link_stretches")
+    rows = connection.sql("FROM link_stretches").to_arrow_table().to_pylist()
+    return build_episodes(read_stretches(rows), topology, inventory.identity, rules)
+
+
+def _write(
+    lake: Lake, connection: duckdb.DuckDBPyConnection, transaction: Any, table: str
+) -> None:
+    """Write a temporary table of the model's name, one file a date."""
+    contract = TABLES[table]
+    name = contract.bare_name
+    dates = connection.sql(
+        f"SELECT DISTINCT strftime({contract.time}::DATE, '%Y-%m-%d') AS date FROM {name}"
+        " ORDER BY date"
+    ).fetchall()
+    for (date,) in dates:
+        path = lake.scratch(table) / f"{date}.parquet.tmp"
+        test = f"strftime({contract.time}::DATE, '%Y-%m-%d') IS NOT DISTINCT FROM '{date}'"
+        if date is None:
+            test = f"{contract.time} IS NULL"
+        copy(connection, f"FROM {name} WHERE {test}", path, lake.metadata(table))
+        transaction.adopt(table, path, date=date or "unknown", compacted=True)
+
+
+def _summary(
+    lake: Lake,
+    state: State,
+    inventory: Inventory,
+    refreshed: Refreshed,
+    compacted: Compacted,
+) -> RebuildSummary:
+    notes = list(inventory.identity.notes)
+    for key in sorted(state.notes):
+        notes += [note for note in state.notes[key] if note not in notes]
+    undated = sum(f.rows for f in lake.files("link_counters") if f.min_ts_ns is None)
+    if undated:
+        notes.append(f"{undated} counter rows have no time and are in no rate (--time-from)")
+    members: pa.Table = lake.read("derived/link_episodes", columns=["link"])
+    tables = ("link_rates", "link_episodes", "episodes", "collective_impact")
+    rows = {name: sum(f.rows for f in lake.files(f"derived/{name}")) for name in tables}
+    return RebuildSummary(
+        table_rows=rows,
+        computed=tuple(refreshed.computed),
+        reused=refreshed.reused,
+        dropped=tuple(refreshed.dropped),
+        compacted=compacted,
+        episodes=rows["episodes"],
+        links=len(members["link"].unique()),
+        notes=tuple(notes),
+    )
+
+
+def _relative(lake: Lake, path: Any) -> str:
+    return str(path.relative_to(lake.root).as_posix())
+
+
+def _ns(moment: datetime | None, default: int) -> int:
+    if moment is None:
+        return default
+    delta = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * 86400 + delta.seconds) * 10**9 + delta.microseconds * 1000

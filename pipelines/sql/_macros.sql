@@ -1,0 +1,71 @@
+-- A counter as read: -1 where the source has it and its value is not known (saturated, sentinel),
+-- null where the source does not have it.
+CREATE OR REPLACE TEMP MACRO counter(value, name, saturated) AS
+    CASE
+        WHEN saturated IS NOT NULL AND list_contains(saturated, name) THEN -1::BIGINT
+        WHEN value >= 1152921504606846976 THEN -1::BIGINT
+        ELSE value::BIGINT
+    END;
+
+-- A counter that some sources keep in 32 bits: it sticks at the maximum.
+CREATE OR REPLACE TEMP MACRO counter32(value, name, saturated) AS
+    CASE WHEN value = 4294967295 THEN -1::BIGINT ELSE counter(value, name, saturated) END;
+
+-- Data counters in bytes, whatever the source's unit.
+CREATE OR REPLACE TEMP MACRO octets(value, name, saturated, unit) AS
+    CASE
+        WHEN coalesce(counter32(value, name, saturated), 0) < 0 THEN -1::BIGINT
+        ELSE value::BIGINT * coalesce(unit, 4)
+    END;
+
+-- What a port can carry of what its rate says. SDR, DDR and QDR name the signalling rate under
+-- 8b/10b, FDR under 64b/66b; EDR and later, and Ethernet, name the data rate (InfiniBand
+-- architecture specification, volume 2).
+CREATE OR REPLACE TEMP MACRO data_gbps(rate, ethernet) AS
+    CASE
+        WHEN rate <= 0 THEN NULL
+        WHEN ethernet THEN rate
+        WHEN rate IN (2.5, 5, 10, 20, 30, 40, 60, 80, 120) THEN rate * 0.8
+        WHEN rate BETWEEN 13.5 AND 14.5 OR rate BETWEEN 27 AND 29 OR rate BETWEEN 54 AND 57
+            OR rate BETWEEN 110 AND 114 OR rate BETWEEN 165 AND 170 THEN rate * 64 / 66
+        ELSE rate
+    END;
+
+-- What a counter rose by; null where that is not known.
+CREATE OR REPLACE TEMP MACRO rise(now, before, reset) AS
+    CASE WHEN reset OR now < 0 OR before < 0 OR now < before THEN NULL ELSE now - before END;
+
+-- A rise as a term of a sum: 0 where the source does not have the counter at all.
+CREATE OR REPLACE TEMP MACRO term(now, before, reset) AS
+    CASE WHEN now IS NULL AND before IS NULL THEN 0 ELSE rise(now, before, reset) END;
+
+CREATE OR REPLACE TEMP MACRO fell(now, before) AS coalesce(now >= 0 AND now < before, false);
+
+-- Highest level whose threshold a signal reaches; 0 where it is unknown.
+CREATE OR REPLACE TEMP MACRO reaches(signal, thresholds) AS
+    CASE
+        WHEN signal >= thresholds[3] THEN 3
+        WHEN signal >= thresholds[2] THEN 2
+        WHEN signal >= thresholds[1] THEN 1
+        ELSE 0
+    END;
+
+-- Longest time without knowledge that leaves a port's state as it was: the maximum gap, and one
+-- interval of any length.
+CREATE OR REPLACE TEMP MACRO held_ns(interval_s) AS
+    (greatest(getvariable('max_gap_s'), 1.5 * interval_s) * 1e9)::BIGINT;
+
+-- Whether a congested interval continues the one before it: the gap is short enough, or it is one
+-- interval of which nothing is known.
+CREATE OR REPLACE TEMP MACRO joins(gap_ns, interval_s, clear_before) AS
+    coalesce(
+        gap_ns <= getvariable('max_gap_s') * 1e9
+        OR (NOT coalesce(clear_before, true) AND gap_ns <= 1.5e9 * interval_s),
+        false
+    );
+
+-- Null stays null: LEAST and GREATEST would take the other argument.
+CREATE OR REPLACE TEMP MACRO at_most(value, high) AS
+    CASE WHEN value > high THEN high ELSE value END;
+CREATE OR REPLACE TEMP MACRO at_least(value, low) AS
+    CASE WHEN value < low THEN low ELSE value END;

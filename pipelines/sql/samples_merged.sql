@@ -1,0 +1,82 @@
+-- name: samples_merged
+-- grain: one port at one instant and kind of value (absolute, delta), sorted by (link, ts)
+-- inputs: raw, port_facts, carry
+-- audits: not_null(link, ts)
+--
+-- The counters of one chunk in one unit: links by their one name, rows of one port at one instant
+-- merged (two sources, or two lines of one), a value that one source knows kept where the other
+-- does not. A link whose chunk has two absolute rows or more is read by these; a link with less,
+-- by the deltas its source took (`used`).
+WITH known AS (
+    SELECT
+        coalesce(port_facts.link, raw.link) AS link,
+        ts,
+        raw.interval_s,
+        data_gbps(
+            coalesce(raw.rate_gbps, port_facts.rate_gbps),
+            coalesce(port_facts.ethernet, false)
+                OR rx_pause_duration IS NOT NULL OR np_ecn_marked_roce_packets IS NOT NULL
+        ) * 1e9 / 8 AS data_rate_bytes_s,
+        coalesce(xmit_wait_tick, port_facts.tick, getvariable('tick')) AS tick,
+        octets(port_xmit_data, 'port_xmit_data', saturated, data_unit_bytes) AS tx_bytes,
+        octets(port_rcv_data, 'port_rcv_data', saturated, data_unit_bytes) AS rx_bytes,
+        counter32(port_xmit_packets, 'port_xmit_packets', saturated) AS tx_packets,
+        counter32(port_rcv_packets, 'port_rcv_packets', saturated) AS rx_packets,
+        counter32(port_xmit_wait, 'port_xmit_wait', saturated) AS wait_ticks,
+        counter(port_xmit_discards, 'port_xmit_discards', saturated) AS discards,
+        counter(symbol_error, 'symbol_error', saturated) AS symbol_errors,
+        counter(port_rcv_errors, 'port_rcv_errors', saturated) AS receive_errors,
+        counter(link_error_recovery, 'link_error_recovery', saturated) AS retrains,
+        counter(link_downed, 'link_downed', saturated) AS downs,
+        counter(local_link_integrity_errors, 'local_link_integrity_errors', saturated) AS integrity_errors,
+        counter(np_ecn_marked_roce_packets, 'np_ecn_marked_roce_packets', saturated) AS ecn_marked,
+        counter(rp_cnp_handled, 'rp_cnp_handled', saturated) AS cnp_handled,
+        counter(packet_seq_err, 'packet_seq_err', saturated) AS sequence_errors,
+        counter(implied_nak_seq_err, 'implied_nak_seq_err', saturated) AS implied_naks,
+        counter(local_ack_timeout_err, 'local_ack_timeout_err', saturated) AS ack_timeouts,
+        counter(rnr_nak_retry_err, 'rnr_nak_retry_err', saturated) AS rnr_retries,
+        counter(roce_adp_retrans, 'roce_adp_retrans', saturated) AS adaptive_retransmissions,
+        counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us
+    FROM raw LEFT JOIN port_facts ON port_facts.raw_link = raw.link
+),
+merged AS (
+    SELECT
+        link,
+        ts,
+        interval_s IS NOT NULL AS is_delta,
+        min(interval_s) AS interval_s,
+        max(data_rate_bytes_s) AS data_rate_bytes_s,
+        max(tick) AS tick,
+        max(tx_bytes) AS tx_bytes,
+        max(rx_bytes) AS rx_bytes,
+        max(tx_packets) AS tx_packets,
+        max(rx_packets) AS rx_packets,
+        max(wait_ticks) AS wait_ticks,
+        max(discards) AS discards,
+        max(symbol_errors) AS symbol_errors,
+        max(receive_errors) AS receive_errors,
+        max(retrains) AS retrains,
+        max(downs) AS downs,
+        max(integrity_errors) AS integrity_errors,
+        max(ecn_marked) AS ecn_marked,
+        max(cnp_handled) AS cnp_handled,
+        max(sequence_errors) AS sequence_errors,
+        max(implied_naks) AS implied_naks,
+        max(ack_timeouts) AS ack_timeouts,
+        max(rnr_retries) AS rnr_retries,
+        max(adaptive_retransmissions) AS adaptive_retransmissions,
+        max(pause_us) AS pause_us
+    FROM known
+    GROUP BY link, ts, is_delta
+),
+kinds AS (
+    SELECT
+        merged.link,
+        bool_and(NOT is_delta)
+            OR count(*) FILTER (WHERE NOT is_delta) + count(DISTINCT carry.link) >= 2 AS absolute
+    FROM merged LEFT JOIN carry ON carry.link = merged.link
+    GROUP BY merged.link
+)
+SELECT merged.* EXCLUDE (is_delta), kinds.absolute = NOT merged.is_delta AS used
+FROM merged JOIN kinds ON kinds.link = merged.link
+ORDER BY merged.link, ts, is_delta
