@@ -1,0 +1,96 @@
+"""The decision log of an exported policy: JSON lines, one a change (``XTUNE_DECISIONS``).
+
+A line is ``{"xtune_decision": 1, "ts_ns", "job", "rank", "step", "kind", "before", "after",
+"reason"}``; fields that a later version adds go to ``extra``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._textlines import Lines
+from xtune.collectors._values import as_extra, natural, positive, small, text
+
+_MARK = "xtune_decision"
+_KNOWN = frozenset(
+    {_MARK, "ts_ns", "job", "rank", "step", "kind", "before", "after", "reason"},
+)
+
+
+class Decisions(Collector):
+    """Reads decision logs of exported policies."""
+
+    name = "decisions"
+    title = "decision logs of exported policies"
+
+    def claim(self, path: Path, head: bytes) -> float:
+        """Certain where a line has the log's own mark."""
+        return 0.99 if head.lstrip().startswith(b'{"xtune_decision"') else 0.0
+
+    def read(self, source: Source, context: Context) -> Iterator[Item]:
+        """One row a line."""
+        rows = RowBuffer("decisions", context)
+        lines = Lines(source)
+        newer = 0
+        for line in lines:
+            if not line.data.strip():
+                continue
+            try:
+                record = json.loads(line.data)
+            except (ValueError, RecursionError) as error:
+                reason = f"not JSON: {error}" if line.whole else "cut last line"
+                yield Reject(line.place, reason)
+                continue
+            version = natural(record.get(_MARK)) if isinstance(record, dict) else None
+            kind = text(record.get("kind"), 256) if version is not None else None
+            if kind is None:
+                yield Reject(line.place, "not a decision: no version or no kind")
+                continue
+            newer += version != 1
+            rows.add(_row(record, kind, context))
+            if rows.full:
+                yield from rows.flush()
+        yield from rows.flush()
+        yield from lines.rejects
+        if newer:
+            yield Note(
+                "decisions of a newer version: fields that are not known are in extra", newer
+            )
+
+
+def _row(record: dict[str, Any], kind: str, context: Context) -> dict[str, Any]:
+    rank = small(record.get("rank"))
+    return {
+        "ts": positive(record.get("ts_ns")),
+        "job": text(record.get("job"), 256) or context.job,
+        "rank": context.rank if rank is None else rank,
+        "step": natural(record.get("step")),
+        "kind": kind,
+        "before": _shown(record.get("before")),
+        "after": _shown(record.get("after")),
+        "reason": text(record.get("reason")),
+        "extra": as_extra(
+            {
+                text(key, 64) or "": _shown(value)
+                for key, value in record.items()
+                if key not in _KNOWN
+            }
+        ),
+    }
+
+
+def _shown(value: Any) -> str | None:
+    """A value as text: text as it is, anything else as JSON."""
+    if value is None or isinstance(value, str):
+        return text(value)
+    try:
+        return text(json.dumps(value))
+    except (ValueError, RecursionError):
+        return None
+
+
+COLLECTOR = Decisions()

@@ -1,0 +1,205 @@
+"""Megatron-LM's and Megatron-DeepSpeed's progress lines.
+
+Source of the format: ``training_log`` in megatron/training/training.py, and older variants
+(wrapped lines, seconds instead of ms, no time stamp, no colon).
+
+What it assumes: an iteration is one optimizer step. Losses are **means over the log interval**
+(``steps_since_last_line`` in ``extra``, where the log is whole); ``elapsed time per iteration`` is
+such a mean too. ``lm loss`` is absent where every step of the interval was skipped:
+null. ``tokens`` is the rise of consumed tokens per step.
+
+When it lies: the time in brackets is local (``--tz``), and is when the line was printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._stamps import StampReader
+from xtune.collectors._steps import Attempts
+from xtune.collectors._textlines import Line, Lines
+from xtune.collectors._values import as_extra, natural, real
+
+_START = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
+_VALIDATION = re.compile(
+    r"valid(?:ation)? loss at iteration\s+(\d{1,18})\b[^|]*\|\s*lm loss value:\s*(\S+)"
+)
+_LAST = re.compile(r"number\s*of\s*nan\s*iterations\s*:\s*\d+")
+_FIELD = re.compile(r"^(.*?)\s*:?\s*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf|infinity))$", re.I)
+_NOT_MORE = re.compile(r"^\s*(?:time \(ms\)|-{10}|\[\d{4}-|Traceback)")
+_MAX_WRAPPED = 12
+
+
+class LossMegatron(Collector):
+    """Reads Megatron-LM's stdout."""
+
+    name = "loss_megatron"
+    title = "Megatron-LM stdout (iteration N/M | ... | lm loss: ...)"
+
+    def claim(self, path: Path, head: bytes) -> float:
+        """High where a progress line stands in the head."""
+        text = head.decode("utf-8", "replace")
+        if _START.search(text) and "elapsed time per iteration" in text.replace("\n", " "):
+            return 0.95
+        arguments = "-- arguments --" in text and "tensor_model_parallel_size" in text
+        return 0.85 if arguments else 0.0
+
+    def read(self, source: Source, context: Context) -> Iterator[Item]:
+        """One row a progress line or validation line."""
+        lines = Lines(source)
+        log = _Log(context)
+        for line in lines:
+            yield from log.line(line)
+        yield from log.end()
+        yield from lines.rejects
+
+
+@dataclass(slots=True)
+class _Open:
+    """A progress line that is not known to be whole yet."""
+
+    line: Line
+    before: str
+    text: str
+    wrapped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    iteration: int
+    tokens: int | None
+
+
+class _Log:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._rows = RowBuffer("steps", context)
+        self._stamps = StampReader(context)
+        self._attempts = Attempts()
+        self._open: _Open | None = None
+        self._last: _Last | None = None
+        self._found = False
+
+    def line(self, line: Line) -> Iterator[Item]:
+        """Read one physical line."""
+        if self._open is None and b"iteration" not in line.data:
+            return
+        text = line.text
+        starts = list(_START.finditer(text))
+        if not starts:
+            yield from self._more(line, text)
+        for index, start in enumerate(starts):
+            end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+            yield from self._close()
+            before = text[: start.start()] if index == 0 else ""
+            self._open = _Open(line, before, text[start.start() : end])
+            if index + 1 < len(starts) or _LAST.search(_squeezed(self._open.text)):
+                yield from self._close()
+        if self._rows.full:
+            yield from self._rows.flush()
+
+    def _more(self, line: Line, text: str) -> Iterator[Item]:
+        """A line without the start of a record: the rest of a wrapped one, or another thing."""
+        if self._open is not None:
+            goes_on = ("|" in text or ":" in text) and not _NOT_MORE.match(text)
+            if goes_on and self._open.wrapped < _MAX_WRAPPED and not _VALIDATION.search(text):
+                self._open.text += re.sub(r"^\[default\d+\]:", "", text)
+                self._open.wrapped += 1
+                if _LAST.search(_squeezed(self._open.text)):
+                    yield from self._close()
+                return
+            yield from self._close()
+        found = _VALIDATION.search(text)
+        if found:
+            self._found = True
+            row = self._row(text[: found.start()], int(found[1]), "validation")
+            self._rows.add(self._attempts.mark({**row, "loss": real(found[2])}))
+
+    def end(self) -> Iterator[Item]:
+        """What is still open, and notes."""
+        yield from self._close()
+        yield from self._rows.flush()
+        yield from self._stamps.notes()
+        yield from self._attempts.notes()
+        if not self._found:
+            yield Note("no Megatron-LM progress line in this file")
+
+    def _close(self) -> Iterator[Item]:
+        record, self._open = self._open, None
+        if record is None:
+            return
+        squeezed = _squeezed(record.text)
+        whole = _LAST.search(squeezed) is not None
+        # Versions before 2021 end a record with its last bar, on one line.
+        if not whole and (record.wrapped or not record.text.rstrip().endswith("|")):
+            yield Reject(
+                record.line.place,
+                "a progress line that is not whole: cut, or another rank's output is in it",
+            )
+            return
+        self._found = True
+        self._rows.add(self._attempts.mark(self._progress(record)))
+
+    def _progress(self, record: _Open) -> dict[str, Any]:
+        start = _START.search(record.text)
+        iteration = int(start[1]) if start else 0
+        values = _fields(record.text[start.end() :] if start else "")
+        ms, s = values.get("elapsedtimeperiteration(ms)"), values.get("elapsedtimeperiteration(s)")
+        tokens = natural(values.get("consumedtokens"))
+        last = self._last if self._last and self._last.iteration < iteration else None
+        steps = iteration - last.iteration if last else None
+        self._last = _Last(iteration, tokens)
+        per_step = None
+        if last and steps and tokens is not None and last.tokens is not None:
+            per_step = natural((tokens - last.tokens) / steps)
+        return {
+            **self._row(record.before, iteration, "train"),
+            "loss": values.get("lmloss", values.get("loss")),
+            "grad_norm": values.get("gradnorm"),
+            "learning_rate": values.get("learningrate"),
+            "tokens": per_step,
+            "step_time_s": ms / 1000 if ms is not None else s,
+            "skipped": natural(values.get("numberofskippediterations")),
+            "extra": as_extra(
+                {
+                    "steps_since_last_line": steps,
+                    "consumed_samples": natural(values.get("consumedsamples")),
+                    "consumed_tokens": tokens,
+                    "global_batch_size": natural(values.get("globalbatchsize")),
+                    "loss_scale": values.get("lossscale"),
+                    "nan_iterations": natural(values.get("numberofnaniterations")),
+                }
+            ),
+        }
+
+    def _row(self, before: str, step: int, split: str) -> dict[str, Any]:
+        return {
+            "ts": self._stamps.last(before),
+            "job": self._context.job,
+            "run": self._context.run,
+            "step": step,
+            "split": split,
+        }
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _fields(text: str) -> dict[str, float]:
+    """Values of a record by name without blanks: a wrap may fall within a name."""
+    found: dict[str, float] = {}
+    for part in text.split("|"):
+        field = _FIELD.match(part.strip())
+        value = real(field[2]) if field else None
+        if field and value is not None:
+            found.setdefault(_squeezed(field[1]).lower(), value)
+    return found
+
+
+COLLECTOR = LossMegatron()
