@@ -85,6 +85,10 @@ def test_bad_neighbours_cost_a_line_each(lake: Lake, folder: Path) -> None:
 
     again = run(lake, folder)
     assert again.rows == {} and again.rejects == summary.rejects == 7
+    expected = outcome(summary)
+    expected["good.txt"] = ("unchanged", "")
+    expected["bug"] = ("unchanged", expected["bug"][1])
+    assert outcome(again) == expected
     assert lake.read("rejected").num_rows == 7
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 from zoneinfo import ZoneInfo
@@ -259,6 +260,7 @@ class _Run:
             state=state,
             rows=result.rows,
             rejects=result.rejects,
+            first_reject=asdict(result.reasons[0]) if result.reasons else {},
         )
         replaced: frozenset[str] = frozenset()
 
@@ -282,6 +284,7 @@ class _Run:
             source=record.id,
             state="unchanged" if record.state == "read" else record.state,
             rejects=record.rejects,
+            reasons=(Reject(**record.first_reject),) if record.first_reject else (),
         )
 
 

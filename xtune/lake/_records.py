@@ -86,6 +86,7 @@ class InputRecord:
         state: ``read``, ``rejected`` or ``unknown``.
         rows: Rows by table, without rejects.
         rejects: Number of rejected pieces.
+        first_reject: ``offset``, ``reason`` and ``hint`` of the first of them; empty without.
     """
 
     id: str
@@ -102,6 +103,7 @@ class InputRecord:
     state: InputState = "read"
     rows: Mapping[str, int] = field(default_factory=dict)
     rejects: int = 0
+    first_reject: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON object."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,16 @@ def inspect(lake: Lake, *, open_files: bool = True) -> Health:
         lake: The lake.
         open_files: Also open each live file (a footer read each).
     """
-    with lake.ledger.lock():
-        unfinished = [*abandoned(lake.ledger), *unnamed(lake.ledger)]
-        state = lake.ledger.load()
+    try:
+        with lake.ledger.lock():
+            unfinished = [*abandoned(lake.ledger), *unnamed(lake.ledger)]
+    except PermissionError:  # a lake that this user may only read: whoever writes it sweeps it
+        unfinished = []
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        unfinished = []
+    state = lake.ledger.load()
     files = sorted(state.files.values(), key=lambda f: (f.table, f.date, f.path))
     damaged = []
     for file in files if open_files else ():
