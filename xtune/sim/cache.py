@@ -13,7 +13,8 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from xtune.policies.spec import Routing
@@ -28,7 +29,23 @@ WINDOW_START_BYTES = 8 << 20
 SMALLEST_BYTES = 4096
 # Steps of 1 us are too long where a flow lasts only a few of them.
 SMALL_FLOW_BYTES = 1 << 20
-VERSION = 1  # of the rules by which a cell is made; another version never reads an older cell
+# Sources that make a cell what it is: a changed one never reads a cell of the old one.
+MAKERS = (
+    "xtune.policies._core", "xtune.sim._choices", "xtune.sim._layout", "xtune.sim._state",
+    "xtune.sim.cache", "xtune.sim.fabric", "xtune.sim.flows", "xtune.sim.kernel",
+    "xtune.sim.network", "xtune.sim.phase",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def makers_digest() -> str:
+    """Digest of the source of everything between a key and its cell."""
+    content = hashlib.sha256()
+    for name in MAKERS:
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            content.update(Path(spec.origin).read_bytes())
+    return content.hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +86,7 @@ class Key:
     @property
     def digest(self) -> str:
         """File name of the cell."""
-        text = f"{VERSION}|{SAMPLES}|{WINDOW_BYTES}|{self!r}"
+        text = f"{makers_digest()}|{self!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 

@@ -15,8 +15,9 @@ from xtune.sim.fit_episodes import (
     read_episodes,
 )
 from xtune.sim.fit_loss import fit_loss
+from xtune.sim.fit_steps import read_steps
 from xtune.sim.fit_topology import fit_layers, fit_topology, links_of_hosts, read_links
-from xtune.sim.fit_traffic import fit_traffic, read_steps
+from xtune.sim.fit_traffic import fit_traffic
 from xtune.sim.response import assumed_response
 
 if TYPE_CHECKING:

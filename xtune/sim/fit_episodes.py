@@ -11,7 +11,7 @@ from xtune.errors import CalibrationError
 from xtune.sim._inputs import Inputs
 from xtune.sim._stats import bootstrap, median_interval, poisson_interval, robust_sigma
 from xtune.sim.calibration import Parameter
-from xtune.sim.fit_traffic import Intervals
+from xtune.sim.fit_steps import Intervals
 
 TABLE = ("derived/episodes",)
 HIT_SLOWDOWN = 1.05

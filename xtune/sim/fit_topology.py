@@ -58,7 +58,7 @@ def fit_topology(
     n = 0 if assumed else len(links)
     return (
         Parameter(
-            name="job_hosts", value=float(job_hosts), n=len(ports), tables=("collectives",),
+            name="job_hosts", value=float(job_hosts), n=hosts_of_job or 0, tables=("collectives",),
             assumed=hosts_of_job is None,
             why="ranks over the ranks a host seen in the job's collectives" if hosts_of_job
             else "the traces name no host: one a rank, at most the fabric's",

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from xtune.errors import CalibrationError
 from xtune.sim._inputs import Inputs
 from xtune.sim._stats import Floats, bootstrap, median_interval, robust_sigma
 from xtune.sim.calibration import Parameter
+from xtune.sim.fit_compute import compute_seconds
+from xtune.sim.fit_steps import Intervals, Steps, clean_step_seconds, overlaps
 
-# Backward costs about twice the forward pass in operations (two matrix products for one), so a
-# third of the compute time has passed before the first gradient can exist.
-FORWARD_SHARE = 1 / 3
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 # Control messages (loss, gradient norm, flags) are far below a bucket.
 SMALLEST_BUCKET_SHARE = 0.01
@@ -24,30 +21,6 @@ ELEMENT_BYTES = {
     "bf16": 2, "bfloat16": 2, "fp16": 2, "f16": 2, "float16": 2, "half": 2,
     "fp32": 4, "f32": 4, "float32": 4, "float": 4, "fp64": 8, "float64": 8, "double": 8,
 }  # fmt: skip
-
-Intervals = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Training steps of one job, sorted by (run, step).
-
-    Attributes:
-        seconds: Step times, where known.
-        start_ns: Start of each of those steps; NaN-free, or empty where no step has a time.
-        end_ns: End of each.
-        clean: Whether it overlaps no episode (all of them where times are unknown).
-        timed: Whether the steps have times.
-    """
-
-    job: str
-    seconds: Floats
-    start_ns: Intervals
-    end_ns: Intervals
-    clean: NDArray[np.bool_]
-    timed: bool
-    first_step: int
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,71 +32,6 @@ class Traffic:
     hosts: int | None
     host_names: frozenset[str]
     notes: tuple[str, ...]
-
-
-def overlaps(start_ns: Intervals, end_ns: Intervals, busy: Intervals) -> NDArray[np.bool_]:
-    """Whether each [start, end] meets any of the (n, 2) intervals ``busy``."""
-    hit = np.zeros(len(start_ns), dtype=bool)
-    for low, high in busy:
-        hit |= (start_ns <= high) & (end_ns >= low)
-    return hit
-
-
-def read_steps(inputs: Inputs, job: str | None, busy: Intervals) -> Steps:
-    """Steps of ``job``, or of the job with most of them.
-
-    Raises:
-        CalibrationError: No training step with a known step time.
-    """
-    frame = inputs.read("steps", ["ts", "job", "run", "step", "split", "step_time_s", "skipped"])
-    frame = frame.filter(
-        pl.col("split").fill_null("train") == "train", pl.col("step").is_not_null()
-    )
-    frame = frame.with_columns(pl.col("job").fill_null(""), pl.col("run").fill_null(""))
-    if frame.is_empty():
-        raise CalibrationError(
-            "the lake holds no training steps", "collect a training log: loss curve and step times"
-        )
-    if job is None:
-        counts = frame.group_by("job").len().sort(["len", "job"], descending=[True, False])
-        job = str(counts["job"][0])
-    frame = frame.filter(pl.col("job") == job)
-    if frame.is_empty():
-        raise CalibrationError(f"the lake holds no training steps of job {job!r}", "check --job")
-    keys = ["run", "step"]
-    frame = frame.group_by(keys).agg(pl.col("ts", "step_time_s").drop_nulls().first()).sort(keys)
-    since_last = (pl.col("ts").diff() / pl.col("step").diff()).over("run") / 1e9
-    frame = frame.with_columns(pl.col("step_time_s").fill_null(since_last))
-    known = frame.filter(pl.col("step_time_s") > 0)
-    if known.is_empty():
-        raise CalibrationError(
-            f"job {job!r} has steps but no step time and no times to take it from",
-            "collect a log that prints the time of an iteration, or one with times (--tz)",
-        )
-    timed = known["ts"].null_count() < len(known)
-    if timed:
-        known = known.filter(pl.col("ts").is_not_null())
-    seconds = known["step_time_s"].to_numpy()
-    ends = known["ts"].fill_null(0).to_numpy()
-    if timed and not (ends % 1_000_000_000).any():
-        ends = ends + 500_000_000  # a log with whole seconds cuts them off: half of one on average
-    starts = ends - (seconds * 1e9).astype(np.int64)
-    clean = ~overlaps(starts, ends, busy) if timed else np.ones(len(seconds), dtype=bool)
-    return Steps(
-        job=job, seconds=seconds, start_ns=starts, end_ns=ends, clean=clean, timed=timed,
-        first_step=int(frame["step"].min() or 0), count=len(frame),  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def clean_step_seconds(steps: Steps) -> tuple[Floats, str]:
-    """Step times outside episodes, and how they were told from the others."""
-    if steps.timed and steps.clean.any():
-        return steps.seconds[steps.clean], "steps that overlap no episode"
-    # Without times, or where every step is congested, the faster half is nearest the clean step:
-    # congestion only ever adds time.
-    fast = steps.seconds[steps.seconds <= np.median(steps.seconds)]
-    why = "no step has a time" if not steps.timed else "every step overlaps an episode"
-    return fast, f"{why}: the faster half of the steps"
 
 
 def read_collectives(
@@ -222,7 +130,7 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
         )
     durations = known["duration_ns"].to_numpy() / 1e9
     coll_s, coll_low, coll_high = median_interval(durations)
-    compute, first, exposed_why = _compute(rows, steps, step_s, coll_s, len(buckets))
+    compute, first, exposed_why = compute_seconds(rows, step_s, coll_s, len(buckets))
     noise, noise_n = _noise(known)
     ranks = rows["comm_size"].max()
     spread = robust_sigma(seconds) / step_s
@@ -325,67 +233,6 @@ def _bucket_sizes(rows: pl.DataFrame, per_step: int) -> tuple[tuple[int, ...], F
     if steady and all(by_place):
         return tuple(int(np.median(place)) for place in by_place), sizes
     return (round(float(np.mean(sizes))),) * per_step, sizes
-
-
-def chain_end(ready: Sequence[float], durations: Sequence[float]) -> float:
-    """When the last of several messages that share one ordered queue is done."""
-    end = 0.0
-    for at, takes in zip(ready, durations, strict=True):
-        end = max(at, end) + takes
-    return end
-
-
-def _compute(
-    rows: pl.DataFrame, steps: Steps, step_s: float, collective_s: float, buckets: int
-) -> tuple[float, float, str]:
-    """Compute time for which the simulator's own overlap model gives the clean step.
-
-    Returns compute seconds, the share of it that has passed when the first bucket is ready, and
-    how that was found.
-    """
-    durations = [collective_s] * buckets
-    offset, why = _first_offset(rows, steps)
-
-    def ready(compute: float) -> list[float]:
-        share = FORWARD_SHARE + (1 - FORWARD_SHARE) / buckets
-        first = min(offset, compute) if offset is not None else compute * share
-        return [first + (compute - first) * i / max(1, buckets - 1) for i in range(buckets)]
-
-    if buckets == 1:
-        compute = max(0.0, step_s - collective_s)
-        return compute, 1.0, "one collective a step, wholly exposed"
-    if offset is not None and step_s <= 1.02 * (offset + sum(durations)):
-        # The network never idles after the first bucket, so nothing shows when the others were
-        # ready: the share of compute before the first bucket has to be assumed.
-        share = FORWARD_SHARE + (1 - FORWARD_SHARE) / buckets
-        compute = min(max(offset / share, offset), max(offset, step_s - collective_s))
-        return compute, offset / compute if compute > 0 else 1.0, f"network-bound step; {why}"
-    low, high = 0.0, step_s
-    for _ in range(80):  # bisection: the end of the chain grows with compute
-        middle = (low + high) / 2
-        if max(middle, chain_end(ready(middle), durations)) < step_s:
-            low = middle
-        else:
-            high = middle
-    compute = (low + high) / 2
-    return compute, ready(compute)[0] / compute if compute > 0 else 1.0, why
-
-
-def _first_offset(rows: pl.DataFrame, steps: Steps) -> tuple[float | None, str]:
-    """Median time from a clean step's start to its first collective."""
-    assumed = "first bucket assumed ready after the forward third and one bucket of backward"
-    times = np.sort(rows.filter(pl.col("start_ns").is_not_null())["start_ns"].to_numpy())
-    if not steps.timed or not len(times):
-        return None, assumed
-    starts, ends = steps.start_ns[steps.clean], steps.end_ns[steps.clean]
-    place = np.searchsorted(times, starts)
-    inside = place < len(times)
-    found = times[place[inside]]
-    within = found < ends[inside]
-    offsets = (found - starts[inside])[within] / 1e9
-    if len(offsets) < 3:
-        return None, assumed
-    return float(np.median(offsets)), f"first bucket seen {np.median(offsets):.4g} s into the step"
 
 
 def _noise(known: pl.DataFrame) -> tuple[float, int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from xtune.policies.compress import wire
 from xtune.policies.controller import Controller
 from xtune.policies.plan import Plan
 from xtune.policies.spec import Policy, Routing
@@ -26,7 +27,7 @@ from xtune.sim.workload import Workload
 
 # A run ends where it has made the progress of ``iterations`` uncompressed ones, or after this many
 # times as many: then it has not reached the target.
-MOST_STEPS = 2.0
+MOST_STEPS = 3.0
 HOPS = 4  # links between hosts under two leaves
 
 
@@ -77,6 +78,7 @@ def simulate(
     iterations: int = 3000,
     cache_dir: Path | None = None,
     cache: PhaseCache | None = None,
+    link_gbps: float | None = None,
 ) -> Run:
     """Train until the progress of ``iterations`` uncompressed iterations is made.
 
@@ -87,12 +89,14 @@ def simulate(
         iterations: Progress to reach.
         cache_dir: Folder of sampled phases, shared with other processes.
         cache: Sampled phases of this process; overrides ``cache_dir``.
+        link_gbps: Rate that the job tells its engine at ``attach``; None, the default there, lets
+            the engine judge slowness by the best it has seen.
 
     Returns:
         The run. It depends on the arguments alone, not on process, order or cache.
     """
     phases = cache or PhaseCache(cache_dir)
-    return _Loop(policy, calibration, seed, iterations, phases).run()
+    return _Loop(policy, calibration, seed, iterations, phases, link_gbps).run()
 
 
 class _Loop:
@@ -105,7 +109,9 @@ class _Loop:
         seed: int,
         iterations: int,
         cache: PhaseCache,
+        link_gbps: float | None,
     ) -> None:
+        self.link_gbps = link_gbps
         self.policy, self.calibration = policy, calibration
         self.seed, self.iterations = seed, iterations
         self.workload = Workload(calibration, policy.compression)
@@ -161,21 +167,25 @@ class _Loop:
             controller.observe(
                 step,
                 comm_s=comm_s * math.exp(reading_sigma * reading[step]),
-                modelled_s=None,
+                modelled_s=traffic.total_bytes * 8e-9 / self.link_gbps if self.link_gbps else None,
                 wire_bytes=traffic.total_bytes,
                 dense_bytes=workload.bf16_bytes,
                 gradient_change=change * math.exp(change_sigma * gradient[step]),
                 step_s=now - started,
             )
+            trained = now
             if self.compressing and controller.due(step):
                 # One rank stands for all: its readings are those of the slowest.
-                controller.agree(step, controller.report())
+                report = controller.report()
+                controller.agree(step, report)
+                # The side all-reduce carries one more number: whether a rank failed.
+                sent += wire.side_bytes(len(report) + 1, workload.world)
                 regulations += 1
                 now += c["regulation_s"]
             step += 1
         reached = progress >= self.iterations
         share = (self.iterations - last) / gain if reached else 0.0
-        end_s = started + share * (now - started) if reached else math.inf
+        end_s = started + share * (trained - started) if reached else math.inf
         steps_to_target = step - 1 + share if reached else math.inf
         done = np.array(self.completions)
         metrics = {

@@ -1,0 +1,115 @@
+"""Sampled phases: what they are held against, and that nobody's order or process matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.sim_loop.made import made
+from xtune.policies.presets import preset
+from xtune.policies.spec import Routing
+from xtune.sim.cache import SAMPLES, WINDOW_BYTES, PhaseCache, Phases, routing_digest, size_bin
+from xtune.sim.network import CLEAR, DEEPEST, Network, State, state_of
+from xtune.sim.phase import run_phase
+
+STATIC = Routing(mode="static")
+NETWORK = Network.of(made())
+LINE_S_PER_BYTE = 8 / 400e9
+
+
+def phases(routing: Routing = STATIC, network: Network = NETWORK) -> Phases:
+    return Phases(network, routing, PhaseCache())
+
+
+@pytest.mark.parametrize("bytes_", [200_000, 5_000_000, 10**9])
+def test_a_clear_ring_takes_its_bytes_at_line_rate(bytes_: int) -> None:
+    # One size bin is a quarter octave wide; a run is scaled to the size asked for.
+    seconds = phases().seconds("ring", bytes_, CLEAR, 0)
+    start = 5e-6  # four links of 500 ns, three switches that store a packet, steps of 1 us
+    assert bytes_ * LINE_S_PER_BYTE <= seconds <= bytes_ * LINE_S_PER_BYTE * 1.01 + start
+
+
+@pytest.mark.parametrize("depth_bin", range(13))
+@pytest.mark.parametrize("edge", [False, True])
+def test_a_fixed_path_is_slowed_by_the_depth(depth_bin: int, edge: bool) -> None:
+    state = State(depth_bin=depth_bin, edge=edge)
+    for place in range(SAMPLES):
+        seconds = phases().seconds("ring", 10**9, state, place)
+        assert seconds / (10**9 * LINE_S_PER_BYTE) == pytest.approx(state.depth, rel=0.06)
+
+
+def test_another_path_and_an_upper_lane_avoid_what_they_can() -> None:
+    deep = State(depth_bin=8)
+    fixed = phases().seconds("ring", 10**9, deep, 0)
+    moved = phases(preset("joint").routing).seconds("ring", 10**9, deep, 0)
+    assert moved < 0.5 * fixed
+    # No path avoids a host's own port. Over two spines the flow comes in by two of five inputs,
+    # each of which gets its share: 5 / 2 at best, in place of 4.
+    edge = State(depth_bin=8, edge=True)
+    stuck = phases(preset("joint").routing).seconds("ring", 10**9, edge, 0)
+    assert 2.4 < stuck / (10**9 * LINE_S_PER_BYTE) < 4.1
+    # An upper lane helps against traffic of the lower lane alone.
+    upper = Routing(mode="static", lanes=2)
+    other = phases(upper, Network.of(made(same_lane_share=0.0))).seconds("ring", 10**9, deep, 0)
+    same = phases(upper, Network.of(made(same_lane_share=1.0))).seconds("ring", 10**9, deep, 0)
+    assert other == pytest.approx(10**9 * LINE_S_PER_BYTE, rel=0.01)
+    assert same == pytest.approx(fixed, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", ["static", "spray"])
+def test_a_large_phase_is_extrapolated_as_it_would_run(mode: str) -> None:
+    state, size = State(depth_bin=6), 4 * WINDOW_BYTES
+    routing = Routing(mode=mode)
+    background, slow = NETWORK.background(state, 1)
+    whole = run_phase(
+        NETWORK.fabric(slow), NETWORK.flows("ring", size, 1), routing=routing,
+        background=background, seed=1,
+    )  # fmt: skip
+    assert phases(routing).seconds("ring", size, state, 1) == pytest.approx(
+        whole.phase_ns * 1e-9, rel=0.03
+    )
+
+
+def test_bytes_and_hosts_of_an_all_to_all() -> None:
+    flows = NETWORK.flows("all_to_all", 7_000_000, seed=0)
+    assert len(flows) == 8 * 7
+    assert flows.size.tolist() == [1_000_000] * 56
+    sent = np.bincount(flows.src, weights=flows.size)
+    assert sorted(sent[sent > 0]) == [7_000_000.0] * 8
+    with pytest.raises(ValueError, match="collective 'tree'"):
+        NETWORK.flows("tree", 1, seed=0)
+
+
+def test_a_cell_is_kept_for_other_processes(tmp_path: Path) -> None:
+    state = state_of(2.0, edge=False)
+    first = Phases(NETWORK, STATIC, PhaseCache(tmp_path)).sample("ring", 10**9, state, 3)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 1 and files[0].suffix == ".json"
+    second = Phases(NETWORK, STATIC, PhaseCache(tmp_path)).sample("ring", 10**9, state, 3)
+    assert second == first
+    files[0].write_text("{ torn")  # a damaged cell is made anew
+    third = Phases(NETWORK, STATIC, PhaseCache(tmp_path)).sample("ring", 10**9, state, 3)
+    assert third == first
+    assert files[0].read_text().startswith('{"schema": 1')
+
+
+def test_what_shares_a_cell() -> None:
+    joint = preset("joint").routing
+    assert routing_digest(joint) == routing_digest(preset("routing_only").routing)
+    assert routing_digest(Routing(mode="static", hold_ns=1)) == routing_digest(STATIC)
+    assert routing_digest(Routing(mode="static", lanes=2)) != routing_digest(STATIC)
+    assert size_bin(2**20) == 80 and size_bin(2 * WINDOW_BYTES) == -1
+    # Nearest quarter octave: at most an eighth off.
+    assert all(abs(size_bin(n) / 4 - np.log2(n)) <= 1 / 8 for n in range(10**6, 10**7, 9973))
+
+
+def test_a_large_fabric_is_sliced_and_says_so() -> None:
+    large = Network.of(made(job_hosts=1024, leaves=32, spines=32))
+    assert large.slice_of == 1024
+    assert len(large.job) == 64
+    # As many spines for each job host of a leaf as the whole has.
+    assert large.spines / large.job_per_leaf == pytest.approx(32 / 32)
+    assert NETWORK.slice_of is None and len(NETWORK.job) == 8
+    assert DEEPEST == 8.0
