@@ -220,14 +220,13 @@ def probe(cfg, real, queued, links, pending, window, times, hist):  # type: igno
     step, every = cfg[STEP], cfg[PROBE_STEPS]
     first = cfg[HOSTS]
     both = 2 * cfg[LEAVES] * cfg[SPINES]
-    scale = 1.0 / cfg[BUFFER]
     if step % every == 0:
         row = (step // every) % pending.shape[0]
         for k in range(both):
             total = 0.0
             for lane in range(cfg[LANES]):
                 # A lower lane waits for the upper one, not the other way round.
-                total += queued[lane * cfg[PORTS] + first + k] * scale
+                total += queued[lane * cfg[PORTS] + first + k] / cfg[BUFFER]
                 pending[row, lane * both + k] = min(total, 1.0)
             hist[k, min(np.int64(total * BINS), BINS)] += 1
     seen = step - cfg[DELAY_STEPS]

@@ -22,10 +22,14 @@ NIL = np.uint32(0xFFFFFFFF)
 # real: float64 parameters.
 LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
 # A fragment: eight uint32, half a cache line. It carries the queues of its path, so that a hop
-# looks up nothing: those of the tiers it comes through, and the slot of its segment.
+# looks up nothing: those of the tiers it comes through. SLOT holds the slot of its segment (lower
+# half) and when in the last step its last byte left the port before, in ticks (upper half).
 # Unsigned, as all indices of the hot loop: a signed index pays a test for wrapping.
 FLOW, BYTES, NEXT, SLOT, NIC, UP, DOWN, OUT = (np.uint32(i) for i in range(8))
 NODE_SIZE = 8
+HALF, LOW_HALF = np.uint32(16), np.uint32(0xFFFF)
+TICKS = 65535.0  # of a step
+TICK = 1.0 / TICKS
 # flow_u: uint32 columns, one cache line a flow.
 SRC, DST, SRC_LEAF, DST_LEAF, PATH, RING, LANE, BACKGROUND, BEFORE = range(9)
 FLOW_U = 16

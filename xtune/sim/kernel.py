@@ -37,6 +37,7 @@ from xtune.sim._layout import (
     FREE,
     FRESH,
     GROW,
+    HALF,
     HOSTS,
     KIND,
     LANE,
@@ -47,6 +48,7 @@ from xtune.sim._layout import (
     LIMIT,
     LIMIT_STEP,
     LIVE,
+    LOW_HALF,
     MAX_RATE,
     MODE,
     NEXT,
@@ -72,6 +74,8 @@ from xtune.sim._layout import (
     STATIC,
     STEP,
     STUCK,
+    TICK,
+    TICKS,
     TO_SEND,
     UNIT_LEFT,
     UP,
@@ -179,6 +183,7 @@ def _compile(stamp: int) -> Callable[..., int]:
                     low, high, came_at, to_at = first_up, first_down, NIC, DOWN
                 for p in range(low, high):
                     budget = rate[p]
+                    clock, pace = 0.0, 1.0 / budget
                     for lane in range(lanes):
                         q = np.uintp(lane * ports + p)
                         node = head[q]
@@ -208,6 +213,11 @@ def _compile(stamp: int) -> Callable[..., int]:
                             else:
                                 node = nodes[node + NEXT]
                             room -= size
+                            # When in the step its last byte leaves: after those before it, and
+                            # not before it came.
+                            mark = nodes[moved + SLOT]
+                            came_in = np.float64(mark >> HALF) * TICK
+                            clock = max(clock + size * pace, came_in)
                             left = resident[came] - size
                             resident[came] = left
                             if left < xon and paused[came] == 1:
@@ -220,17 +230,18 @@ def _compile(stamp: int) -> Callable[..., int]:
                                 live -= 1
                                 flow_i[f, DELIVERED] += size
                                 if mode != STATIC:
-                                    slot = np.int64(nodes[moved + SLOT])
+                                    slot = np.int64(mark & LOW_HALF)
                                     in_order(flow_i, segments, f, slot, size)
                                 if flow_i[f, DELIVERED] == flow_i[f, SIZE]:
-                                    part = (rate[p] - budget + before - room) / rate[p]
-                                    at_ns = (step + part) * dt + flow_f[f, EXTRA]
+                                    at_ns = (step + min(clock, 1.0)) * dt + flow_f[f, EXTRA]
                                     _complete(
                                         cfg, flow_u, flow_i, flow_f, after_at, after, wheel,
                                         f, at_ns,
                                     )  # fmt: skip
                             else:
                                 to = nodes[moved + to_at]
+                                ticks = np.uint32(min(clock * TICKS + 1.0, TICKS))
+                                nodes[moved + SLOT] = (mark & LOW_HALF) | (ticks << HALF)
                                 queued[to] += size
                                 nodes[moved + NEXT] = NIL
                                 if head[to] == NIL:
@@ -250,6 +261,7 @@ def _compile(stamp: int) -> Callable[..., int]:
                                 stopped[q] -= step
             for host in range(hosts):
                 budget = rate[host]
+                clock, pace = 0.0, 1.0 / budget
                 for lane in range(lanes):
                     a = np.uintp(host * lanes + lane)
                     q = np.uintp(lane * ports + host)
@@ -270,6 +282,7 @@ def _compile(stamp: int) -> Callable[..., int]:
                             )  # fmt: skip
                         size = min(min(share, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
                         room -= size
+                        clock = min(clock + size * pace, 1.0)
                         flow_i[f, TO_SEND] -= size
                         flow_i[f, UNIT_LEFT] -= size
                         if free == NIL:
@@ -295,10 +308,12 @@ def _compile(stamp: int) -> Callable[..., int]:
                             nodes[moved + DOWN] = (
                                 base + first_down + spine * leaves + flow_u[f, DST_LEAF]
                             )
+                        mark = np.uint32(min(clock * TICKS + 1.0, TICKS)) << HALF
                         if mode != STATIC:
                             slot = flow_i[f, LAST] % segments.shape[1]
                             segments[f, slot, 0] += size
-                            nodes[moved + SLOT] = slot
+                            mark |= np.uint32(slot)
+                        nodes[moved + SLOT] = mark
                         queued[to] += size
                         if head[to] == NIL:
                             head[to] = moved

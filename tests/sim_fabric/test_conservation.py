@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtune.policies.spec import Routing
+from xtune.sim import _layout as k
+from xtune.sim._state import State
+from xtune.sim.bounds import flow_ns, load_bound_ns
+from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.flows import Flows, all_to_all, build_flows
+from xtune.sim.phase import PhaseResult, run_phase
+
+MODES = ("static", "binary", "spray", "power_of_two")
+
+
+@st.composite
+def fabrics(draw: st.DrawFn) -> LeafSpine:
+    leaves, spines = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    hosts = leaves * draw(st.integers(1, 5))
+    ports = 2 * hosts + 2 * leaves * spines
+    slow = draw(st.lists(st.tuples(st.integers(0, ports - 1), st.floats(0.1, 1.0)), max_size=2))
+    return LeafSpine(
+        max(hosts, 2) if leaves == 1 else hosts,
+        leaves,
+        spines,
+        draw(st.sampled_from([25.0, 100.0, 400.0])),
+        draw(st.sampled_from([0, 100, 500])),
+        draw(st.sampled_from([None, 50.0, 800.0])),
+        draw(st.sampled_from([0, 64])),
+        slow_ports=tuple((p, s) for p, s in slow if p < ports),
+    )
+
+
+@st.composite
+def traffic(draw: st.DrawFn, fabric: LeafSpine) -> Flows:
+    n = draw(st.integers(1, 25))
+    host = st.integers(0, fabric.hosts - 1)
+    src = draw(st.lists(host, min_size=n, max_size=n))
+    hop = draw(st.lists(st.integers(1, fabric.hosts - 1), min_size=n, max_size=n))
+    size = draw(st.lists(st.integers(1, 600_000), min_size=n, max_size=n))
+    # Edges go from a lower to a higher number, so that there is no circle.
+    edge = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])
+    after = draw(st.lists(edge, max_size=10)) if n > 1 else []
+    flows = build_flows(
+        src, [(s + h) % fabric.hosts for s, h in zip(src, hop, strict=True)], size,
+        start_ns=draw(st.lists(st.integers(0, 30_000), min_size=n, max_size=n)),
+        after=after, release_ns=draw(st.integers(0, 5_000)), lane=draw(st.integers(0, 1)),
+    )  # fmt: skip
+    if draw(st.booleans()):
+        spine = st.integers(0, fabric.spines - 1)
+        return flows.with_paths(draw(st.lists(spine, min_size=n, max_size=n)))
+    return flows
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> Routing:
+    return Routing(
+        mode=draw(st.sampled_from(MODES)),
+        forecast=draw(st.sampled_from(["reading", "ewma", "slope", "holt"])),
+        enter_occupancy=0.2,
+        exit_occupancy=0.05,
+        cold_occupancy=draw(st.sampled_from([0.1, 0.2])),
+        hold_ns=0,
+        moves_per_ms=10_000.0,
+        pairs=draw(st.integers(1, 6)),
+        order=draw(st.sampled_from(["edge_first", "coldest"])),
+        probe_interval_ns=draw(st.sampled_from([1_000, 7_000])),
+        decision_delay_ns=draw(st.sampled_from([0, 3_000, 20_000])),
+        unit_bytes=draw(st.sampled_from([4_096, 50_000, 1_000_000])),
+        lanes=draw(st.integers(1, 2)),
+    )
+
+
+def accounts_balance(state: State) -> None:
+    """Bytes by flow, by queue, by link and by fragment agree."""
+    sent = state.flows.size - state.flow_i[:, k.TO_SEND]
+    inside = sent - state.flow_i[:, k.DELIVERED]
+    assert (inside >= 0).all()
+    assert (state.queued >= 0).all()
+    assert (state.resident >= 0).all()
+    assert inside.sum() == state.queued.sum() == state.resident.sum()
+    by_flow = np.zeros_like(inside)
+    live = 0
+    for queue in range(len(state.head)):
+        node, length = int(state.head[queue]), 0
+        while node != int(k.NIL):
+            by_flow[state.nodes[node + int(k.FLOW)]] += state.nodes[node + int(k.BYTES)]
+            length += int(state.nodes[node + int(k.BYTES)])
+            live += 1
+            node = int(state.nodes[node + int(k.NEXT)])
+        assert length == state.queued[queue]
+    np.testing.assert_array_equal(by_flow, inside)
+    assert live == state.cfg[k.LIVE]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_byte_is_lost_or_made_at_any_step(data: st.DataObject) -> None:
+    fabric = data.draw(fabrics())
+    flows = data.draw(traffic(fabric))
+    kind = data.draw(st.sampled_from(["pfc", "credit", "none"]))
+    state = State(
+        fabric, flows, routing=data.draw(routings()),
+        dt_ns=data.draw(st.sampled_from([300, 500, 1000])), seed=data.draw(st.integers(0, 99)),
+        pfc=Backpressure(kind=kind, xoff_bytes=80_000, xon_bytes=60_000), limit_ns=10**9,
+    )  # fmt: skip
+    for _ in range(100_000):
+        state.cfg[k.LIMIT_STEP] = state.cfg[k.STEP] + 1 + state.cfg[k.STEP] // 40
+        state.run()
+        accounts_balance(state)
+        if state.cfg[k.LEFT] == 0:
+            break
+    result = PhaseResult(**state.figures())
+    assert result.finished
+    np.testing.assert_array_equal(result.delivered_bytes, flows.size)
+    assert result.in_fabric_bytes == 0
+    assert state.paused.sum() == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_flow_and_no_port_is_faster_than_its_link(data: st.DataObject) -> None:
+    fabric = data.draw(fabrics())
+    flows = data.draw(traffic(fabric))
+    dt = data.draw(st.sampled_from([500, 1000]))
+    result = run_phase(fabric, flows, dt_ns=dt, seed=1)
+    # Rates round down to whole bytes a step, so they err to the slow side.
+    assert result.phase_ns >= load_bound_ns(fabric, flows) - 0.1
+    per_leaf = fabric.hosts_per_leaf
+    links = np.where(flows.src // per_leaf == flows.dst // per_leaf, 2, 4)
+    alone = [flow_ns(fabric, int(s), int(n)) for s, n in zip(flows.size, links, strict=True)]
+    assert (result.completion_ns - result.released_ns >= np.array(alone) - 0.1).all()
+
+
+def test_a_full_node_pool_grows_without_a_trace() -> None:
+    fabric = LeafSpine.square(64)
+    flows = all_to_all(fabric, bytes_per_pair=20_000, chains=63)
+    state = State(
+        fabric, flows, routing=Routing(mode="static"), dt_ns=1000, seed=2,
+        pfc=Backpressure(kind="none"), limit_ns=10**9,
+    )  # fmt: skip
+    large = run_phase(fabric, flows, seed=2, pfc=Backpressure(kind="none"))
+    state.nodes = np.empty(8 * k.NODE_SIZE, dtype=np.uint32)
+    state.run()
+    assert len(state.nodes) > 8 * k.NODE_SIZE
+    np.testing.assert_array_equal(state.figures()["completion_ns"], large.completion_ns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_where_it_stops_does_not_show(data: st.DataObject) -> None:
+    fabric = data.draw(fabrics())
+    flows = data.draw(traffic(fabric))
+    routing = data.draw(routings())
+    whole = run_phase(fabric, flows, routing=routing)
+    stop = data.draw(st.integers(1, max(1, whole.steps - 1))) * 1000
+    part = run_phase(fabric, flows, routing=routing, limit_ns=stop)
+    done = ~np.isnan(part.completion_ns)
+    np.testing.assert_array_equal(part.completion_ns[done], whole.completion_ns[done])
+    assert part.sent_bytes.sum() == part.delivered_bytes.sum() + part.in_fabric_bytes
