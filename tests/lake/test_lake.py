@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -269,3 +270,16 @@ def test_one_rebuild_at_a_time(lake: Lake) -> None:
         pass
     with lake.exclusive("rebuild"):
         pass
+
+
+def test_threads_may_share_a_lake(lake: Lake) -> None:
+    def work(thread: int) -> None:
+        for number in range(15):
+            write(lake, "steps", pa.table({"step": [thread * 100 + number]}))
+            lake.files("steps")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    expected = [thread * 100 + number for thread in range(4) for number in range(15)]
+    assert sorted(lake.read("steps")["step"].to_pylist()) == expected
+    assert sorted(Lake.open(lake.root).read("steps")["step"].to_pylist()) == expected

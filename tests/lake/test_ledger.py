@@ -22,7 +22,6 @@ def append(
     ledger: Ledger, number: int, *, time_ns: int = 0, removes: tuple[str, ...] = ()
 ) -> None:
     with ledger.lock():
-        ledger.load()
         ledger.append(time_ns=time_ns, adds=[file(ledger.root, number)], removes=removes)
 
 

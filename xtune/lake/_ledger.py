@@ -98,12 +98,14 @@ class Ledger:
                     "check the path and its rights",
                 ) from error
             try:
-                self._state = self._advance(names)
-                return self._state
+                state = self._advance(names)
             except FileNotFoundError as error:
                 problem = f"{error.filename} is missing"
             except _BrokenChain as error:
                 problem = str(error)
+            else:
+                self._state = state  # only where to go on from: another thread may overwrite it
+                return state
             time.sleep(0.001 * attempt)
         raise LakeError(
             f"{self.folder}: {problem}",
@@ -190,11 +192,11 @@ class Ledger:
         inputs: Iterable[InputRecord] = (),
         forgets: Iterable[str] = (),
     ) -> None:
-        """Add one entry; call it under :meth:`lock`, after :meth:`load`.
+        """Add one entry; call it under :meth:`lock`.
 
         Names rise even where the clock steps back: the order of entries is their name's.
         """
-        previous = self._state.last
+        previous = self.load().last
         if previous:
             time_ns = max(time_ns, int(previous.partition("-")[0]) + 1)
         stem = f"{time_ns:020d}-{secrets.token_hex(4)}"
