@@ -147,9 +147,35 @@ def test_a_night_without_telemetry_is_not_free_of_episodes(tmp_path: Path) -> No
                 later = [
                     {k: v + day if k.endswith("ts") else v for k, v in row.items()} for row in some
                 ]
+                if name == "derived/link_rates":  # the difference over the night
+                    later.append({**some[-1], "ts": later[0]["ts"] - 1, "interval_s": 8.5e4})
                 transaction.write(name, arrow(name, later))
         transaction.commit()
     assert calibrate(lake)["episode_rate_per_h"] == pytest.approx(20.0, rel=0.05)
+
+
+def test_an_unnamed_training_at_another_time_is_not_mixed_in(tmp_path: Path) -> None:
+    truth = Truth(hours=0.3)
+    rows = rows_of(truth)
+    for name in ("steps", "collectives", "derived/collective_impact"):
+        for row in rows[name]:
+            row["job"] = None
+    day = 86_400 * 1_000_000_000
+    rows["steps"] += [
+        {**row, "ts": row["ts"] + day, "run": None, "loss": 0.1, "step_time_s": 0.01}
+        for row in rows["steps"][:200]
+    ]
+    lake = Lake.open(tmp_path, create=True)
+    with lake.begin() as transaction:
+        for name, some in rows.items():
+            if some:
+                transaction.write(name, arrow(name, some))
+        transaction.commit()
+    c = calibrate(lake)
+    assert c["step_s"] == pytest.approx(truth.compute_s + truth.bucket_s, rel=0.01)
+    assert c["loss_floor"] == pytest.approx(truth.floor, abs=0.3)
+    fit = c.parameters["loss_floor"].fit
+    assert fit is not None and fit > 0.95
 
 
 def test_whole_second_logs_do_not_shift_the_first_bucket(tmp_path: Path) -> None:

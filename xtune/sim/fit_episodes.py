@@ -15,6 +15,7 @@ from xtune.sim.fit_steps import Intervals
 
 TABLE = ("derived/episodes",)
 HIT_SLOWDOWN = 1.05
+LONGEST_INTERVAL = 10.0  # median intervals; longer ones count as not looked
 ENOUGH_FOR_SHAPE = 5  # episodes below which a spread of lengths says nothing
 # Median slowdown where no collective was seen inside an episode: enough to be noticed by the
 # default levels (1.15, 1.5, 2.5) and far from the worst.
@@ -53,7 +54,10 @@ def covered_intervals(rates: pl.DataFrame) -> Intervals:
             "the lake holds no link rates: no episode and not looked cannot be told apart",
             "collect link counters and run xtune rebuild",
         )
-    seen = rates.select(
+    # The first sample after a night closes an interval as long as the night: a rate, but no
+    # episode could have been seen in it.
+    longest = LONGEST_INTERVAL * float(rates["interval_s"].median())  # type: ignore[arg-type]
+    seen = rates.filter(pl.col("interval_s") <= longest).select(
         (pl.col("ts") - (pl.col("interval_s") * 1e9).cast(pl.Int64)).alias("start_ts"),
         pl.col("ts").alias("end_ts"),
     )

@@ -10,6 +10,7 @@ import polars as pl
 from xtune.sim._inputs import Inputs
 from xtune.sim._stats import Floats, bootstrap, median_interval, robust_sigma
 from xtune.sim.calibration import Parameter
+from xtune.sim.fit_steps import Intervals
 
 HUBER = 1.345  # residuals beyond it, in standard deviations, count linearly (Huber 1964)
 FEWEST = 8  # points for three free parameters and something left to judge the fit by
@@ -35,7 +36,7 @@ class Curve:
 
 
 def shape(kind: str, steps: Floats, rate: float) -> Floats:
-    """(step + 1)^-rate for ``power``, exp(-step * rate) for ``exponential``."""
+    """(step + 1)^-rate for ``power``, exp(-step * rate) for ``exponential``; steps from 0."""
     if kind == "power":
         return np.asarray((steps + 1.0) ** -rate)
     return np.asarray(np.exp(-steps * rate))
@@ -83,9 +84,16 @@ def _solve(kind: str, steps: Floats, loss: Floats, rate: float) -> Curve:
     )  # fmt: skip
 
 
-def fit_loss(inputs: Inputs, job: str) -> tuple[str, tuple[Parameter, ...]]:
-    """Form of the loss curve and its parameters, and the relative change of the gradient."""
-    frame = inputs.read("steps", ["job", "run", "step", "split", "loss", "grad_norm"])
+def fit_loss(inputs: Inputs, job: str, covered: Intervals) -> tuple[str, tuple[Parameter, ...]]:
+    """Form of the loss curve and its parameters, and the relative change of the gradient.
+
+    Without a job's name, only steps within the telemetry's time belong together.
+    """
+    frame = inputs.read("steps", ["ts", "job", "run", "step", "split", "loss", "grad_norm"])
+    if not job:
+        first, last = int(covered[0, 0]), int(covered[-1, 1])
+        within = frame.filter(pl.col("ts").is_between(first, last))
+        frame = within if len(within) else frame
     frame = frame.filter(
         pl.col("split").fill_null("train") == "train", pl.col("job").fill_null("") == job
     ).sort("run", "step")
@@ -95,6 +103,8 @@ def fit_loss(inputs: Inputs, job: str) -> tuple[str, tuple[Parameter, ...]]:
     if len(points) < FEWEST:
         return "power", (*_assumed(len(points)), *gradient)
     steps = points["step"].to_numpy().astype(float)
+    if steps[0] >= 1:  # a log that calls its first iteration 1
+        steps -= 1.0
     loss = points["loss"].to_numpy().astype(float)
     curves = [fit_curve(kind, steps, loss) for kind in ("power", "exponential")]
     best = min(curves, key=lambda c: c.cost)

@@ -45,8 +45,11 @@ def overlaps(start_ns: Intervals, end_ns: Intervals, busy: Intervals) -> NDArray
     return hit
 
 
-def read_steps(inputs: Inputs, job: str | None, busy: Intervals) -> Steps:
+def read_steps(inputs: Inputs, job: str | None, busy: Intervals, covered: Intervals) -> Steps:
     """Steps of ``job``, or of the job with most of them.
+
+    Steps while no link was watched are left out where others remain: nobody knows whether they
+    were congested, and without a job's name they may be another training's.
 
     Raises:
         CalibrationError: No training step with a known step time.
@@ -66,6 +69,10 @@ def read_steps(inputs: Inputs, job: str | None, busy: Intervals) -> Steps:
     frame = frame.filter(pl.col("job") == job)
     if frame.is_empty():
         raise CalibrationError(f"the lake holds no training steps of job {job!r}", "check --job")
+    ends = frame["ts"].fill_null(0).to_numpy()
+    watched = frame.filter(pl.Series(overlaps(ends, ends, covered)))
+    if len(watched):
+        frame = watched
     keys = ["run", "step"]
     frame = frame.group_by(keys).agg(pl.col("ts", "step_time_s").drop_nulls().first()).sort(keys)
     since_last = (pl.col("ts").diff() / pl.col("step").diff()).over("run") / 1e9
