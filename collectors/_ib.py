@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from xtune.tables import COUNTERS
@@ -216,6 +217,17 @@ def is_wide(values: Mapping[str, int], unit: int = WORD_BYTES) -> bool:
     )
 
 
+@cache
+def _tops(wide: bool, wide_errors: bool, unit: int) -> dict[str, int]:
+    """The value at which each counter with a width sticks."""
+    tops = {}
+    for name, width in WIDTHS.items():
+        bits = 64 if (wide if name in GROWING else wide_errors) else width
+        scale = WORD_BYTES // unit if name in DATA and bits < 64 else 1
+        tops[name] = (2**bits - 1) * scale
+    return tops
+
+
 def settle(
     values: Mapping[str, int],
     *,
@@ -231,15 +243,12 @@ def settle(
         wide_errors: Whether all others have 64 bits too (read from the extended attribute).
         unit: Bytes of one unit of the data counters, 4, or 1 where the source had multiplied.
     """
+    tops = _tops(wide, wide_errors, unit)
     row: dict[str, Any] = {}
     saturated: list[str] = []
     extra: dict[str, int] = {}
     for name, value in values.items():
-        bits = WIDTHS.get(name, 64)
-        if (name in GROWING and wide) or (name not in GROWING and wide_errors):
-            bits = 64
-        scale = WORD_BYTES // unit if name in DATA and bits < 64 else 1
-        if value == (2**bits - 1) * scale:
+        if value == tops.get(name, U64_MAX):
             saturated.append(name)
         elif name in COUNTERS:
             row[name] = value

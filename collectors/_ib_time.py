@@ -59,7 +59,7 @@ def scale_epoch(value: int) -> tuple[int | None, str]:
 def parse_utc_stamp(text: str) -> int | None:
     """Nanoseconds of ``2025-03-31 23:43:18 UTC +0000`` or ISO 8601 with an offset or Z."""
     match = re.search(
-        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d{1,6})?\s*(?:UTC\s*)?(Z|[+-]\d\d:?\d\d)", text
+        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d{1,9})?\s*(?:UTC\s*)?(Z|[+-]\d\d:?\d\d)", text
     )
     if not match:
         return None
@@ -68,7 +68,9 @@ def parse_utc_stamp(text: str) -> int | None:
         moment = datetime.strptime(f"{match[1]} {match[2]} {offset}", "%Y-%m-%d %H:%M:%S %z")
     except ValueError:
         return None
-    return to_ns(moment)
+    whole = to_ns(moment)
+    fraction = int((match[3] or ".0")[1:].ljust(9, "0"))
+    return None if whole is None else whole + fraction
 
 
 def parse_local_stamp(text: str, context: Context) -> int | None:

@@ -28,6 +28,8 @@ class Point:
 
 def _split(text: str, separator: str) -> list[str]:
     """Split at separators that no backslash precedes; the escapes stay."""
+    if "\\" not in text:
+        return text.split(separator)
     parts, start, index = [], 0, 0
     while index < len(text):
         if text[index] == "\\":
@@ -41,6 +43,8 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    if "\\" not in text:
+        return text
     return re.sub(r"\\([,= \\])", r"\1", text)
 
 
@@ -60,6 +64,9 @@ def _value(text: str) -> int | float | str | None:
 
 def _head(text: str) -> tuple[str, str]:
     """Split a line at its first space that no backslash precedes."""
+    if "\\" not in text:
+        head, _, rest = text.partition(" ")
+        return head, rest.lstrip(" ")
     index = 0
     while index < len(text) and text[index] != " ":
         index += 2 if text[index] == "\\" else 1

@@ -38,6 +38,9 @@ _BETWEEN = re.compile(
 )
 _ENVELOPE = re.compile(rb'"resultType"\s*:\s*"(matrix|vector)"')
 _ERROR = re.compile(rb'"error"\s*:\s*"((?:[^"\\]|\\.){0,500})')
+#: Pages read are given back after so many bytes, so that the process does not grow with the file.
+_RELEASE_BYTES = 16 << 20
+_BATCH_BYTES = 4 << 20
 _START = re.compile(rb'\{\s*"metric"\s*:')
 
 
@@ -81,6 +84,7 @@ def _labels(text: bytes) -> dict[str, str] | None:
 def _index(data: mmap.mmap, index: _Index) -> Iterator[Reject]:
     """Fill the index; yield a reject for each stretch that is no series."""
     position = 0
+    released = 0
     previous_end: int | None = None
     while match := _SERIES.search(data, position):
         if previous_end is not None:
@@ -101,6 +105,9 @@ def _index(data: mmap.mmap, index: _Index) -> Iterator[Reject]:
             where = "cut or damaged here: what can be read of it is kept"
             yield Reject(f"byte {start}", f"values of a series without an end: {where}")
         position = end
+        if position - released > _RELEASE_BYTES:
+            data.madvise(mmap.MADV_DONTNEED)
+            released = position
         previous_end = end if pairs else None
         labels = _labels(match[1])
         if labels is None:
@@ -134,6 +141,31 @@ def _is_closed(data: mmap.mmap, position: int) -> bool:
     if _START.match(head):
         return braces == 1
     return (braces, brackets) == ((1, 1) if head.startswith(b"[") else (3, 1))
+
+
+def _batches(data: mmap.mmap, start: int, end: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Times and values between two places, those of some megabytes at once."""
+    while start < end:
+        stop = data.rfind(b"]", start, min(end, start + _BATCH_BYTES)) + 1 or end
+        yield _PAIR.findall(data, start, stop)
+        start = stop
+
+
+def _take_counts(
+    pairs: list[tuple[bytes, bytes]], samples: dict[int | None, int | float | None]
+) -> bool:
+    """Take samples that are counts all, many at once; ``False``, having done nothing, if not."""
+    try:
+        times = [round(float(time) * 1e6) * 1000 for time, _ in pairs]
+        values = [int(value) for _, value in pairs]
+    except (ValueError, OverflowError):
+        return False
+    if not times or min(times) < 0 or max(times) > MAX_NS:
+        return False
+    if min(values) < 0 or max(values) >= 2**64 or len(set(times)) < len(times):
+        return False
+    samples.update(zip(times, values, strict=True))
+    return True
 
 
 def _time_ns(text: bytes) -> int | None:
@@ -196,11 +228,14 @@ class Prometheus(Collector):
             for meaning, start, end in places:
                 samples = group.series.setdefault(meaning, {})
                 bad: Counter[str] = Counter()
-                for pair in _PAIR.finditer(data, start, end):
-                    self._sample(meaning, pair[1], pair[2], samples, bad, writer)
+                for pairs in _batches(data, start, end):
+                    if samples or not _take_counts(pairs, samples):
+                        for time, value in pairs:
+                            self._sample(meaning, time, value, samples, bad, writer)
                 for text, times in bad.items():
                     yield Reject(f"byte {start}", f"{meaning}: {text} ({times} times)", _RAW)
             yield from writer.add(group)
+            data.madvise(mmap.MADV_DONTNEED)
         yield from writer.finish()
         for text, times in writer.notes.items():
             yield Note(text, times)
