@@ -90,18 +90,20 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
             processes.append(process)
             pipes.append(ours)
         deadline = time.monotonic() + LIMIT_S
-        results = []
+        results, errors = [], []
         try:
             for rank, pipe in enumerate(pipes):
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"rank {rank} hangs")
                 try:
+                    if not pipe.poll(max(1.0, deadline - time.monotonic())):
+                        raise TimeoutError(f"rank {rank} hangs")
                     result, error = pipe.recv()
-                except EOFError:
-                    raise RuntimeError(f"rank {rank} died") from None
-                if error is not None:
-                    raise RuntimeError(f"rank {rank}:\n{error}")
+                except (EOFError, TimeoutError) as ended:
+                    result, error = None, repr(ended)
                 results.append(result)
+                if error is not None:
+                    errors.append(f"rank {rank}:\n{error}")
+            if errors:
+                raise RuntimeError("\n".join(errors))
             for process in processes:
                 process.join(max(0.0, deadline - time.monotonic()))
         finally:
