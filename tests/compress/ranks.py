@@ -67,6 +67,9 @@ def _rank(
     pipe: Connection,
 ) -> None:
     try:
+        if world == 0:
+            pipe.send((function(rank, world, *args), None))
+            return
         join(rank, world, store)
         pipe.send((function(rank, world, *args), None))
         dist.barrier()
@@ -76,11 +79,14 @@ def _rank(
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call ``function(rank, world, *args)`` on ``world`` processes; results in rank order."""
+    """Call ``function(rank, world, *args)`` on ``world`` processes; results in rank order.
+
+    With ``world`` 0 one process runs it without any group.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         processes, pipes = [], []
-        for rank in range(world):
+        for rank in range(max(1, world)):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
             process = _CONTEXT.Process(
                 target=_rank, args=(rank, world, store, function, args, theirs), daemon=True
