@@ -165,22 +165,37 @@ def test_a_retreat_acts_two_iterations_after_the_loss_and_asks_for_reserve() -> 
     assert bus.reserve == 0.0
 
 
-def test_a_retreat_wins_over_a_rise_agreed_in_the_same_iteration() -> None:
-    made = policy(safety__iterations=9, safety__smoothing=1.0)
-    controller = Controller(made, LAYERS, WORLD)
-    drive(controller, range(20), comm_s=3.0)
-    for step in range(20, 31):
+def stall(controller: Controller, steps: range) -> None:
+    """Iterations whose loss only rises, up to the one that makes the controller retreat."""
+    for step in steps:
         controller.begin(step)
-        if step == 29:
-            observe(controller, step, 3.0)
-            controller.agree(step, controller.report())  # wants rung 2 from 30 on
-        if step == 30:
-            assert controller.plan.rung == 2
         controller.losses(step - 1, 2.0 + step, True)
         if controller.retreats:
-            break
-    assert step == 30  # the loss of 29 is the ninth after the rise in force from 20 on
-    # The rise of iteration 30 started a watch of its own, so nothing was held against it yet.
+            return
+        observe(controller, step, 3.0)
+
+
+def test_a_retreat_goes_below_the_rung_in_force_and_not_below_one_that_waits() -> None:
+    made = policy(safety__iterations=4, safety__smoothing=1.0)
+    controller = Controller(made, LAYERS, WORLD)
+    drive(controller, range(20), comm_s=3.0)
+    stall(controller, range(20, 25))
+    assert controller.begin(25).rung == 1
+    controller.agree(25, [3.0, -2.0, -2.0, -2.0, -2.0, -2.0])  # rung 2 would follow
+    controller.losses(24, 99.0, True)
+    assert controller.begin(26).rung == 0
+
+
+def test_times_from_before_a_retreat_say_nothing_of_the_rung_after_it() -> None:
+    made = policy(safety__iterations=4, safety__smoothing=1.0)
+    controller = Controller(made, LAYERS, WORLD)
+    drive(controller, range(20), comm_s=3.0)
+    stall(controller, range(20, 30))
+    assert controller.report()[5] > 0
+    assert controller.begin(26).rung == 0
+    assert controller.report()[5] == -2.0
+    observe(controller, 26, 7.0)
+    assert controller.report()[5] == pytest.approx(7.0, rel=1e-3)
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:

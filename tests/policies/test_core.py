@@ -133,6 +133,40 @@ def test_unknown_never_crosses_and_never_moves() -> None:
     assert not _core.choose_binary(0.9, math.nan, False, 0.7, 0.5, 0.4, 10**9, 0, 2.0)
 
 
+SINCE_NS, BUDGET = 10**9, 2.0  # long after the last move, with moves left
+
+
+@pytest.mark.parametrize(
+    ("primary", "alternative", "on_alternative", "expected"),
+    [
+        (0.70, 0.39, False, True),
+        (0.70, 0.40, False, False),  # not cold
+        (0.69, 0.00, False, False),  # not warned
+        (0.49, 0.00, True, False),  # clear again
+        (0.50, 0.00, True, True),  # in between
+        (0.60, 0.70, True, False),  # the alternative is warned, and worse
+        (0.70, 0.70, True, True),  # no better
+        (math.nan, 0.70, True, True),  # of the primary nothing is known
+        (0.69, math.nan, True, False),  # of the alternative nothing is known
+        (0.70, math.nan, True, True),  # nor is the primary any good
+        (math.inf, 0.39, False, True),
+        (0.70, math.inf, True, False),
+    ],
+)
+def test_binary_choice(
+    primary: float, alternative: float, on_alternative: bool, expected: bool
+) -> None:
+    got = _core.choose_binary(
+        primary, alternative, on_alternative, 0.7, 0.5, 0.4, SINCE_NS, 1000, BUDGET
+    )
+    assert got is expected
+    for since, budget in ((999, 2.0), (1000, 0.99)):
+        held = _core.choose_binary(
+            primary, alternative, on_alternative, 0.7, 0.5, 0.4, since, 1000, budget
+        )
+        assert held is on_alternative
+
+
 def test_level_has_hysteresis() -> None:
     enter, leave = (1.15, 1.5, 2.5), (1.05, 1.3, 2.0)
     level = 0

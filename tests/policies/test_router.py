@@ -58,6 +58,14 @@ def test_old_readings_are_unknown() -> None:
     assert router(up0=0.9).choose(FLOW, at_ns=PLAIN.stale_ns) == 2
 
 
+def test_an_alternative_last_seen_long_ago_is_not_cold() -> None:
+    made = router()
+    for link in ("up0", "down0", "up1", "down1", "up2", "down2"):  # not mid
+        occupancy = 0.9 if link == "up0" else 0.1
+        made.observe(link, occupancy=occupancy, at_ns=PLAIN.stale_ns + 1)
+    assert made.choose(FLOW, at_ns=PLAIN.stale_ns + 1) == 1
+
+
 def test_hysteresis_and_hold() -> None:
     made = router(up0=0.7)
     assert made.choose(FLOW, at_ns=0) == 2
