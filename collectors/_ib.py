@@ -203,6 +203,12 @@ def kernel_name(pma_name: str) -> str:
     return re.sub(r"^port_(unicast|multicast)_", r"\1_", name)
 
 
+def told_unit(column_map: Mapping[str, str]) -> int | None:
+    """Bytes of a unit of the data counters where the user says so: ``data_unit_bytes=4``."""
+    told = column_map.get("data_unit_bytes")
+    return int(told) if told in ("1", "4") else None
+
+
 def is_wide(values: Mapping[str, int], unit: int = WORD_BYTES) -> bool:
     """Whether data and packet counters are the 64-bit set.
 

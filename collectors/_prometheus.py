@@ -21,6 +21,7 @@ from xtune.collectors._ib import (
     is_wide,
     link_id,
     settle,
+    told_unit,
 )
 from xtune.collectors._prometheus_names import (
     GAUGES,
@@ -202,13 +203,13 @@ class Writer:
 
     def _unit(self, group: Group) -> int:
         """Bytes of a unit of the data counters of a port."""
+        told = told_unit(self._context.column_map)
+        if told is not None:
+            return told
         if group.exporter == GUILBAULTS:
             return WORD_BYTES
         if group.exporter == NODE:
             return 1
-        told = self._context.column_map.get("data_unit_bytes")
-        if told in ("1", "4"):
-            return int(told)
         for data, packets in (
             ("port_xmit_data", "port_xmit_packets"),
             ("port_rcv_data", "port_rcv_packets"),

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
-from xtune.collectors._ib import U64_MAX, has_counters, is_wide, link_id, settle
+from xtune.collectors._ib import (
+    U64_MAX,
+    WORD_BYTES,
+    has_counters,
+    is_wide,
+    link_id,
+    settle,
+    told_unit,
+)
 from xtune.collectors._ib_text import clip, read_lines
 from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
 from xtune.collectors._line_protocol import Point, parse_line
@@ -40,6 +48,7 @@ class _Merger:
         self._buffer = RowBuffer("link_counters", context)
         self._pending: OrderedDict[_Key, dict[str, int]] = OrderedDict()
         self._unknown = ""
+        self._unit = told_unit(context.column_map) or WORD_BYTES
         self._ever_wide: set[tuple[str | None, str]] = set()
         self._fallback = fallback_time(source, context)
         self.notes: Counter[str] = Counter()
@@ -78,9 +87,9 @@ class _Merger:
         tags = dict(key[0])
         host = (tags.pop("host", None) or self._context.host or "").lower() or None
         device, port = tags.pop("device"), int(tags.pop("port"))
-        if is_wide(values):
+        if is_wide(values, self._unit):
             self._ever_wide.add((host, device))
-        row = settle(values, wide=(host, device) in self._ever_wide)
+        row = settle(values, wide=(host, device) in self._ever_wide, unit=self._unit)
         if not has_counters(row):
             return
         if host is None and not self._unknown:

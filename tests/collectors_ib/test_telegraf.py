@@ -70,6 +70,15 @@ def test_saturation_and_width_as_in_sysfs(tmp_path: Path) -> None:
     assert after["port_xmit_data"] == top  # this device has shown that it counts further
 
 
+def test_the_user_may_say_that_data_are_bytes(tmp_path: Path) -> None:
+    text = f"{PORT} port_xmit_data={4 * (2**32 - 1)}i {AT}\n"
+    (row,) = run_text("telegraf", tmp_path, text, column_map={"data_unit_bytes": "1"}).counters
+    assert row["data_unit_bytes"] == 1
+    assert row["saturated"] == ["port_xmit_data"]  # 2^32-1 words
+    (row,) = run_text("telegraf", tmp_path, text).counters
+    assert (row["data_unit_bytes"], row["port_xmit_data"]) == (4, 4 * (2**32 - 1))
+
+
 def test_escapes(tmp_path: Path) -> None:
     text = (
         r"infiniband,device=mlx5\ 0,host=h\,1\=x,port=1,rack=a\ b "
