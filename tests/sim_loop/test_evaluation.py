@@ -57,11 +57,11 @@ def test_pairs_are_by_seed_and_by_hand() -> None:
 def test_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     random = np.random.default_rng(11)
     hits = 0
-    for _ in range(200):
+    for _ in range(80):
         mean, low, high = mean_interval(random.normal(5.0, 1.0, 30).tolist())
         assert low <= mean <= high
         hits += low <= 5.0 <= high
-    assert 180 <= hits <= 199  # 95 %, less what a percentile bootstrap of 30 lacks
+    assert 70 <= hits <= 79  # 95 %, less what a percentile bootstrap of 30 lacks
     assert mean_interval([3.0]) == (3.0, 3.0, 3.0)
 
 

@@ -15,13 +15,13 @@ from xtune.sim.fit_compute import chain_end
 from xtune.sim.fit_loss import fit_curve
 
 TRUTHS = (
-    Truth(hours=1.0),
+    Truth(hours=0.6),
     Truth(
-        seed=2, hours=1.0, compute_s=2.5, buckets=6, bucket_bytes=3_000_000_000, bucket_s=0.12,
+        seed=2, hours=0.6, compute_s=2.5, buckets=6, bucket_bytes=3_000_000_000, bucket_s=0.12,
         rate_per_h=30.0, length_s=25.0, slowdown=3.0, noise=0.0,
     ),
     Truth(
-        seed=3, hours=1.0, compute_s=0.6, buckets=1, bucket_bytes=500_000_000, bucket_s=0.2,
+        seed=3, hours=0.6, compute_s=0.6, buckets=1, bucket_bytes=500_000_000, bucket_s=0.2,
         rate_per_h=10.0, length_s=90.0, slowdown=1.5, noise=0.05, floor=1.0, exponent=0.15,
     ),
 )  # fmt: skip

@@ -17,7 +17,11 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xtune.policies.spec import Routing
+from xtune.sim.flows import Flows
 from xtune.sim.network import BINS_PER_OCTAVE, Network, State
 from xtune.sim.phase import PhaseResult, run_phase
 
@@ -58,6 +62,7 @@ class Sample:
         s_per_byte: Seconds for each byte beyond (or below) ``base_bytes``.
         moves: Path changes of all flows.
         reorder_bytes: Most bytes that one receiver held back for order.
+        occupancy: Median queue, 0..1, of the best path of the worst pair of leaves.
         finished: Every flow arrived within the limit.
     """
 
@@ -66,6 +71,7 @@ class Sample:
     s_per_byte: float
     moves: int
     reorder_bytes: int
+    occupancy: float
     finished: bool
 
     def seconds(self, bytes_per_host: int) -> float:
@@ -182,31 +188,45 @@ class Phases:
     def _run(self, key: Key, place: int) -> Sample:
         if key.size_bin >= 0:
             size = round(2.0 ** (key.size_bin / BINS_PER_OCTAVE))
-            result = self._phase(key, size, place)
-            base = result.phase_ns * 1e-9
-            return self._sample(result, size, base, base / size)
+            end = self._phase(key, size, place)
+            return self._sample(key, place, end, size, end.phase_ns / size * 1e-9)
         start = self._phase(key, WINDOW_START_BYTES, place)
         end = self._phase(key, WINDOW_BYTES, place)
         span = WINDOW_BYTES - WINDOW_START_BYTES
         # Routing may happen to do worse in the shorter run; no byte travels faster than the wire.
         slope = max((end.phase_ns - start.phase_ns) / span, 8.0 / self.network.gbps) * 1e-9
-        return self._sample(end, WINDOW_BYTES, end.phase_ns * 1e-9, slope)
+        return self._sample(key, place, end, WINDOW_BYTES, slope)
 
     def _phase(self, key: Key, size: int, place: int) -> PhaseResult:
         flows = self.network.flows(key.collective, size, seed=place)
         background, slow = self.network.background(key.state, place)
-        least = int(flows.size.min())
-        routing = self.routing
-        if background is not None and routing.lanes == 1:
+        if background is not None and self.routing.lanes == 1:
             background = replace(background, lane=0 * background.lane)
         return run_phase(
-            self.network.fabric(slow), flows, routing=routing, background=background,
-            dt_ns=1000 if least >= SMALL_FLOW_BYTES else 500, seed=place,
+            self.network.fabric(slow), flows, routing=self.routing, background=background,
+            dt_ns=1000 if int(flows.size.min()) >= SMALL_FLOW_BYTES else 500, seed=place,
         )  # fmt: skip
 
-    @staticmethod
-    def _sample(result: PhaseResult, size: int, base_s: float, s_per_byte: float) -> Sample:
+    def _sample(
+        self, key: Key, place: int, result: PhaseResult, size: int, s_per_byte: float
+    ) -> Sample:
+        flows = self.network.flows(key.collective, size, seed=place)
         return Sample(
-            base_bytes=size, base_s=base_s, s_per_byte=s_per_byte, moves=int(result.moves.sum()),
-            reorder_bytes=int(result.reorder_bytes.max()), finished=bool(result.finished),
+            base_bytes=size, base_s=result.phase_ns * 1e-9, s_per_byte=s_per_byte,
+            moves=int(result.moves.sum()), reorder_bytes=int(result.reorder_bytes.max()),
+            occupancy=self._occupancy(flows, result.occupancy_p50),
+            finished=bool(result.finished),
         )  # fmt: skip
+
+    def _occupancy(self, flows: Flows, queues: NDArray[np.float64]) -> float:
+        """The best path of the worst pair of leaves; 0 where no flow leaves its leaf."""
+        network = self.network
+        half = network.leaves * network.spines
+        up = queues[:half].reshape(network.leaves, network.spines)
+        down = queues[half:].reshape(network.spines, network.leaves)
+        pairs = np.unique(np.stack([flows.src, flows.dst]) // network.hosts_per_leaf, axis=1)
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        if pairs.shape[1] == 0:
+            return 0.0
+        paths = np.maximum(up[pairs[0]], down[:, pairs[1]].T)
+        return float(np.nan_to_num(paths).min(axis=1).max())

@@ -23,6 +23,7 @@ from xtune.sim.cache import SAMPLES, PhaseCache, Phases
 from xtune.sim.calibration import Calibration
 from xtune.sim.network import CLEAR, Network, State
 from xtune.sim.response import Response
+from xtune.sim.routing_side import RoutingSide
 from xtune.sim.workload import Workload
 
 # A run ends where it has made the progress of ``iterations`` uncompressed ones, or after this many
@@ -123,6 +124,12 @@ class _Loop:
         self.latency_s = self._latency_s()
         self.scale = self._scale(cache)
         self.compressing = policy.compression.mode != "off"
+        # Fixed paths need no router; without one, congestion shows in measured times alone.
+        self.routing_side = (
+            RoutingSide(policy, self.controller.bus, self.network.gbps)
+            if policy.routing.mode != "static"
+            else None
+        )
         self._times: dict[tuple[str, int, State, int], float] = {}
         self._ready = self._ready_shares()
         self.completions: list[float] = []
@@ -175,6 +182,9 @@ class _Loop:
             )
             trained = now
             if self.compressing and controller.due(step):
+                if self.routing_side is not None:
+                    size = traffic.bucket_bytes[-1]
+                    self.routing_side.tell(self._occupancy(traffic.collective, size, now), now)
                 # One rank stands for all: its readings are those of the slowest.
                 report = controller.report()
                 controller.agree(step, report)
@@ -236,6 +246,10 @@ class _Loop:
             seconds = self.phases.seconds(collective, size, state, place)
             found = self._times[key] = self.latency_s + self.scale * seconds
         return found
+
+    def _occupancy(self, collective: str, size: int, at_s: float) -> float:
+        stretch = self.background.at(at_s)
+        return self.phases.sample(collective, size, stretch.state, stretch.place).occupancy
 
     def _loss(self, progress: float) -> float:
         c = self.calibration
