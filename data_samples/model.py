@@ -30,7 +30,7 @@ class Scenario:
     other_hosts_per_leaf: int = 2
     rate_gbps: float = 400.0
     sample_s: float = 5.0
-    compute_s: float = 2.4
+    compute_s: float = 1.2
     buckets: int = 4
     bucket_bytes: int = 5_000_000_000
     episodes_per_hour: float = 18.0

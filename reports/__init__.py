@@ -31,7 +31,7 @@ class Report:
     failed: tuple[str, ...]
 
 
-def sections() -> list[Section]:
+def all_sections() -> list[Section]:
     """Every section, in order: each module of ``reports/sections``."""
     folder = Path(__file__).parent / "sections"
     found = [
@@ -71,7 +71,7 @@ def build_report(
     content = gather(
         lake, study=study, since=since, until=until, language=language, command=command
     )
-    cards = [card for card in (safe_card(s, content) for s in sections()) if card is not None]
+    cards = [card for card in (safe_card(s, content) for s in all_sections()) if card is not None]
     html = out.absolute()
     html.parent.mkdir(parents=True, exist_ok=True)
     twin = html.with_name("report.json")

@@ -58,6 +58,8 @@ def gather(
     """
     import polars as pl
 
+    from xtune.lake import link_names
+
     tables = {}
     for name in DERIVED:
         frame = pl.from_arrow(lake.read(f"derived/{name}"))
@@ -76,18 +78,8 @@ def gather(
         provenance=_provenance(lake, tables, study, command),
         words=translator(language),
         language=language,
-        names=_link_names(lake),
+        names=link_names(lake),
     )
-
-
-def _link_names(lake: Lake) -> dict[str, str]:
-    """``node name:port`` for every directed port of the topology."""
-    topology = lake.read("topology_links", ["src_guid", "src_name", "src_port"])
-    return {
-        f"{guid}/{port}": f"{name.strip()}:{port}"
-        for guid, name, port in zip(*(c.to_pylist() for c in topology.columns), strict=True)
-        if guid and name and port is not None
-    }
 
 
 def _provenance(

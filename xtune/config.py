@@ -42,7 +42,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("lang", str, "en", "language of the report: en or zh"),
         Setting("memory", str, "4GB", "most memory that the pipelines use"),
         Setting("episodes.min_length_s", float, 2.0, "shortest link episode, s"),
-        Setting("episodes.max_gap_s", float, 5.0, "longest clear gap inside one episode, s"),
+        Setting("episodes.max_gap_s", float, 10.0, "longest clear gap inside one episode, s"),
         Setting("tune.iterations", int, 3000, "iterations that one trial simulates"),
         Setting("tune.seeds", int, 5, "seeds per finalist"),
     )

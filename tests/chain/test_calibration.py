@@ -35,7 +35,7 @@ def test_recovers_the_planted_values(samples_lake: Lake, truth: dict[str, Any]) 
 @pytest.mark.slow
 def test_follows_when_the_generator_changes(tmp_path: Path) -> None:
     changes = {
-        "compute_s": 1.5,
+        "compute_s": 2.4,
         "bucket_bytes": 2_000_000_000,
         "episodes_per_hour": 10,
         "episode_mean_s": 110,

@@ -16,22 +16,22 @@ def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = 
     if json:
         emit_json(calibration.to_json())
         return
-    rows = [
-        (
-            p.name,
-            p.value,
-            p.low,
-            p.high,
-            p.unit,
-            p.n,
-            "assumed" if p.assumed else ", ".join(p.tables),
-            p.why,
-        )
-        for p in calibration.parameters.values()
-    ]
-    columns = ("parameter", "value", "low", "high", "unit", "rows", "fitted on", "how")
-    table("", columns, sorted(rows, key=lambda row: (row[6] == "assumed", row[0])))
+    parameters = sorted(calibration.parameters.values(), key=lambda p: p.name)
+    table(
+        "fitted",
+        ("parameter", "value", "low", "high", "unit", "rows", "tables"),
+        [
+            (p.name, p.value, p.low, p.high, p.unit, p.n, ", ".join(p.tables))
+            for p in parameters
+            if not p.assumed
+        ],
+    )
+    table(
+        "assumed, since the lake is silent",
+        ("parameter", "value", "unit", "why"),
+        [(p.name, p.value, p.unit, p.why) for p in parameters if p.assumed],
+    )
     for text in calibration.notes:
         note(f"note: {text}")
     assumed = len(calibration.assumed)
-    say(f"{len(rows) - assumed} parameters fitted, {assumed} assumed: {path}")
+    say(f"{len(parameters) - assumed} parameters fitted, {assumed} assumed: {path}")

@@ -29,7 +29,9 @@ def run(
     from xtune.cli import calibrate, collect, episodes, export, rebuild, report, tune
 
     if not data.is_dir():
-        raise InputError(f"{data} is not a folder", "run it in the project's folder, or --data DIR")
+        raise InputError(
+            f"{data} is not a folder", "run it in the project's folder, or --data DIR"
+        )
     lake = str(out / "lake")
     if out.exists():
         shutil.rmtree(out)
@@ -62,7 +64,9 @@ def run(
     say(f"\ndone in {time.monotonic() - began:.0f} s")
     say(f"  report  {out / 'report.html'}  (open it in a browser)")
     say(f"  wheel   {wheel}  (pip install it beside torch, then import xtune_policy_period_t)")
-    say(f"  lake    {lake}  (xtune query --lake {lake} 'SELECT cause, count(*) FROM episodes ...')")
+    say(
+        f"  lake    {lake}  (xtune query --lake {lake} 'SELECT cause, count(*) FROM episodes ...')"
+    )
 
 
 def _call(command: Callable[..., None], **arguments: object) -> None:

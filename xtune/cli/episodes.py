@@ -19,9 +19,11 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """List congestion episodes, the costliest first."""
+    from xtune.lake import link_names
     from xtune.pipelines import list_episodes
 
-    episodes, link_episodes = list_episodes(open_lake(lake), top=top, job=job, link=link)
+    store = open_lake(lake)
+    episodes, link_episodes = list_episodes(store, top=top, job=job, link=link)
     if json:
         emit_json(
             {
@@ -31,13 +33,14 @@ def run(
             }
         )
         return
+    known = link_names(store)
     rows = [
         (
             r["episode_id"],
             r["start_ts"][:19].replace("T", " "),
             round(r["seconds"], 1),
             r["cause"],
-            r["root_link"],
+            known.get(r["root_link"], r["root_link"]),
             len(r["links"]),
             r["steps_affected"],
             r["slowdown"],

@@ -11,6 +11,7 @@ from xtune.lake._records import DataFile, InputRecord, InputState
 from xtune.lake._rejected import REJECTED
 from xtune.lake._transaction import Transaction
 from xtune.lake.health import Health, inspect
+from xtune.lake.names import link_names
 from xtune.lake.prune import Pruned, prune
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "Pruned",
     "Transaction",
     "inspect",
+    "link_names",
     "prune",
 ]
