@@ -66,6 +66,20 @@ def test_hosts_forward_nothing() -> None:
     assert sets["h0.0", "dual"] == [["h0.0>l0", "l0>dual"]]
 
 
+def test_a_detour_does_not_go_through_a_host() -> None:
+    links = leaf_spine(3, 1, 1)
+    for leaf in ("l0", "l2"):
+        links += [
+            DirectedLink(name=f"{leaf}>dual", src=leaf, dst="dual"),
+            DirectedLink(name=f"dual>{leaf}", src="dual", dst=leaf),
+        ]
+    finder = PathFinder(links)
+    through = finder.path_set("h0.0", "h1.0")
+    assert [len(path) for path in through] == [4, 6]
+    assert "dual" in nodes(through[1])
+    assert finder.path_set("h0.0", "h1.0", ends=frozenset({"dual"})) == through[:1]
+
+
 def test_primaries_of_different_pairs_spread_over_the_spines() -> None:
     finder = PathFinder(leaf_spine(8, 4, 4))
     pairs = [(f"h0.{n}", f"h{b}.{m}") for n in range(4) for b in range(1, 8) for m in range(4)]
