@@ -60,13 +60,18 @@ def header_values(
                 text += chunk.decode("latin-1")
                 for match in pattern.finditer(text):
                     while match[1] not in found:
+                        end = len(text)
                         try:
-                            found[match[1]] = _DECODER.raw_decode(text, match.end())[0]
+                            value, end = _DECODER.raw_decode(text, match.end())
                         except (ValueError, RecursionError):
-                            more = stream.read(_CHUNK) if len(text) < 2 * MAX_EVENT else b""
-                            if not more:
-                                break
-                            text += more.decode("latin-1")
+                            value = None
+                        # A number that ends where the text ends may go on.
+                        more = b""
+                        if end >= len(text) and len(text) < 2 * MAX_EVENT:
+                            more = stream.read(_CHUNK)
+                        if not more:
+                            found[match[1]] = value
+                        text += more.decode("latin-1")
                 if enough <= found.keys():
                     break
                 text = text[-256:]

@@ -14,7 +14,7 @@ from typing import Any
 
 from xtune.collectors._base import Context, Note
 from xtune.collectors._stamps import STAMP, StampReader
-from xtune.collectors._values import natural, positive, real, text
+from xtune.collectors._values import natural, real, scaled, text
 
 MEASURES = ("loss", "grad_norm", "learning_rate", "tokens", "step_time_s", "skipped")
 
@@ -173,9 +173,7 @@ def when(value: Any, stamps: StampReader) -> int | None:
         return None
     for scale, low in ((1, 10**18), (10**3, 10**15), (10**6, 10**12), (10**9, 10**9)):
         if low <= number < low * 10:
-            if isinstance(value, int):
-                return positive(value * scale)
-            return positive(round(number * scale))
+            return scaled(value if isinstance(value, int) else number, scale)
     return None
 
 

@@ -56,7 +56,8 @@ def scaled(value: Any, factor: int) -> int | None:
     number = real(value)
     if number is None or not math.isfinite(number) or abs(number * factor) > INT64_MAX:
         return None
-    return positive(round(number * factor))
+    whole_part = int(number)  # apart, so that the product adds no rounding to a time of today
+    return positive(whole_part * factor + round((number - whole_part) * factor))
 
 
 def text(value: Any, limit: int = 4096) -> str | None:

@@ -20,10 +20,10 @@ from xtune.collectors._base import Collector, Context, Item, Note, RowBuffer, So
 from xtune.collectors._collective import POINT_TO_POINT, group_comm
 from xtune.collectors._json_events import Event, as_utf8, events, header_values
 from xtune.collectors._kineto_ops import GLOO, KERNEL, Op, join, op_of, ranks_of
-from xtune.collectors._values import as_extra, positive, small, text
+from xtune.collectors._values import as_extra, positive, scaled, small, text
 
 _HELD = 200_000
-_YEAR_2000_US = 946_684_800_000_000
+_YEAR_2000_NS = 946_684_800_000_000_000
 
 
 class Kineto(Collector):
@@ -137,9 +137,7 @@ class _Trace:
         return {
             "start_ts": started,
             "enqueue_ts": enqueued,
-            "duration_ns": positive(round(op.duration * 1000))
-            if done and op.duration is not None and op.duration < 9e15
-            else None,
+            "duration_ns": scaled(op.duration, 1000) if done else None,
             "job": self._context.job,
             "host": self._host,
             "rank": self._rank,
@@ -165,18 +163,10 @@ class _Trace:
 
     def _ns(self, ts: float | None) -> int | None:
         """Nanoseconds since the epoch of a time of the trace."""
-        if ts is None or not ts < 9e15:
-            return None
-        ns = ts * 1000 if isinstance(ts, int) else _exact_ns(ts)
-        if ts >= _YEAR_2000_US:
-            return positive(ns)
+        ns = scaled(ts, 1000)
+        if ns is None or ns >= _YEAR_2000_NS:
+            return ns
         return None if self._base is None else positive(self._base + ns)
-
-
-def _exact_ns(ts: float) -> int:
-    """Microseconds as nanoseconds, without the rounding that ``ts * 1000`` adds."""
-    whole = int(ts)
-    return whole * 1000 + round((ts - whole) * 1000)
 
 
 def _groups(config: Any) -> dict[str, list[int] | None]:

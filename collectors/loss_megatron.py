@@ -61,12 +61,16 @@ class LossMegatron(Collector):
 
 @dataclass(slots=True)
 class _Open:
-    """A progress line that is not known to be whole yet."""
+    """A progress line that is not known to be whole yet.
+
+    ``followed``: another one starts in the same line, or the file ends within it.
+    """
 
     line: Line
     before: str
     text: str
     wrapped: int = 0
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class _Log:
             yield from self._close()
             before = text[: start.start()] if index == 0 else ""
             self._open = _Open(line, before, text[start.start() : end])
+            self._open.followed = index + 1 < len(starts) or not line.whole
             if index + 1 < len(starts) or _LAST.search(_squeezed(self._open.text)):
                 yield from self._close()
         if self._rows.full:
@@ -135,8 +140,9 @@ class _Log:
             return
         squeezed = _squeezed(record.text)
         whole = _LAST.search(squeezed) is not None
-        # Versions before 2021 end a record with its last bar, on one line.
-        if not whole and (record.wrapped or not record.text.rstrip().endswith("|")):
+        # Versions before 2021 end a record with its last bar, on one line of its own.
+        alone = not record.wrapped and not record.followed
+        if not whole and not (alone and record.text.rstrip().endswith("|")):
             yield Reject(
                 record.line.place,
                 "a progress line that is not whole: cut, or another rank's output is in it",

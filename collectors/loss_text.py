@@ -80,9 +80,9 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BEFORE = re.compile(
-    r"(?:\s*(?:\d+:(?=\s)|\[[^\]]{1,40}\]:?|\([^)]{1,80}\)|[\w.\-]{1,40}\s*[:|-](?=\s)"
-    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?"
-    r"|-(?=\s)|__main__:))*\s*"
+    r"(?:\s*(?:\d+:(?=\s)|\[[^\]]{1,40}\]:?|\([^)]{1,80}\)"
+    r"|(?!step\b|iter\b|validate\b)[A-Za-z_][\w.\-]{0,40}\s*[:|-](?=\s)"
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?|-(?=\s)))*\s*"
 )
 _EVENT = re.compile(r"\[#log\] \[INSTANT\] (\{.*\})\s*$")
 _BARE = len(_FORMS) - 1
