@@ -10,7 +10,15 @@ import pytest
 from tests.sim_loop.made import made
 from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
-from xtune.sim.cache import SAMPLES, WINDOW_BYTES, PhaseCache, Phases, routing_digest, size_bin
+from xtune.sim.cache import (
+    SAMPLES,
+    WINDOW_BYTES,
+    PhaseCache,
+    Phases,
+    routing_digest,
+    size_bin,
+    window_bytes,
+)
 from xtune.sim.network import CLEAR, DEEPEST, Network, State, state_of
 from xtune.sim.phase import run_phase
 
@@ -100,9 +108,12 @@ def test_what_shares_a_cell() -> None:
     assert routing_digest(joint) == routing_digest(preset("routing_only").routing)
     assert routing_digest(Routing(mode="static", hold_ns=1)) == routing_digest(STATIC)
     assert routing_digest(Routing(mode="static", lanes=2)) != routing_digest(STATIC)
-    assert size_bin(2**20) == 80 and size_bin(2 * WINDOW_BYTES) == -1
+    assert window_bytes(400.0) == WINDOW_BYTES == 4 * window_bytes(100.0)
+    assert size_bin(2**20, WINDOW_BYTES) == 80 and size_bin(2**20, 2**19) == -1
     # Nearest quarter octave: at most an eighth off.
-    assert all(abs(size_bin(n) / 4 - np.log2(n)) <= 1 / 8 for n in range(10**6, 10**7, 9973))
+    assert all(
+        abs(size_bin(n, WINDOW_BYTES) / 4 - np.log2(n)) <= 1 / 8 for n in range(10**6, 10**7, 9973)
+    )
 
 
 def test_a_large_fabric_is_sliced_and_says_so() -> None:

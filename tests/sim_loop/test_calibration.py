@@ -14,7 +14,7 @@ from xtune.sim import Calibration
 
 
 def test_a_saved_calibration_reads_back_equal(tmp_path: Path) -> None:
-    calibration = made()
+    calibration = replace(made(), span_ns=(1, 2))
     path = calibration.save(tmp_path / "calibrations")
     assert path.name == f"{calibration.fingerprint}.json"
     assert Calibration.load(path) == calibration
@@ -26,7 +26,7 @@ def test_fingerprint_follows_values_and_inputs_alone() -> None:
     one = made()
     assert made(compute_s=0.2).fingerprint != one.fingerprint
     assert replace(one, inputs={"steps": "0" * 12}).fingerprint != one.fingerprint
-    assert replace(one, notes=("a note",)).fingerprint == one.fingerprint
+    assert replace(one, notes=("a note",), span_ns=(1, 2)).fingerprint == one.fingerprint
     shuffled = dict(reversed(list(one.parameters.items())))
     assert replace(one, parameters=shuffled).fingerprint == one.fingerprint
     # A sum taken in another order differs in the last bits; that is not another calibration.

@@ -49,7 +49,7 @@ class Background:
         self.now = Stretch(end_s=0.0, state=CLEAR, place=0)
 
     def at(self, time_s: float) -> Stretch:
-        """The stretch at a time; times must not run backwards by more than one stretch."""
+        """The stretch at a time; times must not run backwards."""
         while time_s >= self.now.end_s:
             self.now = self._next()
         return self.now

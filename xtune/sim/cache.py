@@ -28,8 +28,9 @@ from xtune.sim.phase import PhaseResult, run_phase
 SAMPLES = 4  # places a cell holds
 # Phases up to this size run whole. Larger ones run at two sizes, and the rate between them, which
 # start-up and the first decisions no longer touch, carries on (FIFO fragments in steady state).
-WINDOW_BYTES = 16 << 20
-WINDOW_START_BYTES = 8 << 20
+WINDOW_BYTES = 16 << 20  # at 400 Gb/s: a third of a millisecond; in proportion at other rates
+WINDOW_GBPS = 400.0
+LEAST_WINDOW_BYTES = 1 << 20
 SMALLEST_BYTES = 4096
 # Steps of 1 us are too long where a flow lasts only a few of them.
 SMALL_FLOW_BYTES = 1 << 20
@@ -104,9 +105,14 @@ def routing_digest(routing: Routing) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def size_bin(bytes_per_host: int) -> int:
-    """Quarter octave of a size, or -1 for one that is extrapolated."""
-    if bytes_per_host > WINDOW_BYTES:
+def window_bytes(gbps: float) -> int:
+    """The largest phase that runs whole, so that a window lasts as long at every rate."""
+    return max(LEAST_WINDOW_BYTES, round(WINDOW_BYTES * gbps / WINDOW_GBPS))
+
+
+def size_bin(bytes_per_host: int, window: int) -> int:
+    """Quarter octave of a size, or -1 for one beyond the window, which is extrapolated."""
+    if bytes_per_host > window:
         return -1
     return round(BINS_PER_OCTAVE * math.log2(max(bytes_per_host, SMALLEST_BYTES)))
 
@@ -169,6 +175,10 @@ class Phases:
         return routing_digest(self.routing)
 
     @cached_property
+    def _window(self) -> int:
+        return window_bytes(self.network.gbps)
+
+    @cached_property
     def _network_digest(self) -> str:
         return self.network.digest
 
@@ -176,7 +186,7 @@ class Phases:
         """The run that stands for a phase where congestion strikes at ``place``."""
         key = Key(
             network=self._network_digest, routing=self._routing_digest, collective=collective,
-            state=state, size_bin=size_bin(bytes_per_host),
+            state=state, size_bin=size_bin(bytes_per_host, self._window),
         )  # fmt: skip
         samples = self.cache.cell(key, lambda: tuple(self._run(key, k) for k in range(SAMPLES)))
         return samples[place % SAMPLES]
@@ -190,12 +200,12 @@ class Phases:
             size = round(2.0 ** (key.size_bin / BINS_PER_OCTAVE))
             end = self._phase(key, size, place)
             return self._sample(key, place, end, size, end.phase_ns / size * 1e-9)
-        start = self._phase(key, WINDOW_START_BYTES, place)
-        end = self._phase(key, WINDOW_BYTES, place)
-        span = WINDOW_BYTES - WINDOW_START_BYTES
+        whole, half = self._window, self._window // 2
+        start, end = self._phase(key, half, place), self._phase(key, whole, place)
+        span = whole - half
         # Routing may happen to do worse in the shorter run; no byte travels faster than the wire.
         slope = max((end.phase_ns - start.phase_ns) / span, 8.0 / self.network.gbps) * 1e-9
-        return self._sample(key, place, end, WINDOW_BYTES, slope)
+        return self._sample(key, place, end, whole, slope)
 
     def _phase(self, key: Key, size: int, place: int) -> PhaseResult:
         flows = self.network.flows(key.collective, size, seed=place)

@@ -72,6 +72,7 @@ class Calibration:
         loss_kind: ``power`` or ``exponential``: the form of the loss curve.
         inputs: Digest of what was read from each table.
         notes: What a reader must know and no parameter says.
+        span_ns: First and last instant of the telemetry, ns since the epoch; None by hand.
     """
 
     job: str
@@ -81,6 +82,7 @@ class Calibration:
     loss_kind: str = "power"
     inputs: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    span_ns: tuple[int, int] | None = None
 
     def __getitem__(self, name: str) -> float:
         """Value of a parameter by name."""
@@ -133,6 +135,7 @@ class Calibration:
             "loss_kind": self.loss_kind,
             "inputs": dict(self.inputs),
             "notes": list(self.notes),
+            "span_ns": None if self.span_ns is None else list(self.span_ns),
         }
 
     @classmethod
@@ -150,6 +153,7 @@ class Calibration:
                 "run xtune calibrate again",
             )
         try:
+            span = document["span_ns"]
             parameters = {
                 p["name"]: Parameter(**{**p, "tables": tuple(p["tables"])})
                 for p in document["parameters"]
@@ -162,6 +166,7 @@ class Calibration:
                 loss_kind=document["loss_kind"],
                 inputs=dict(document["inputs"]),
                 notes=tuple(document["notes"]),
+                span_ns=None if span is None else (int(span[0]), int(span[1])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CalibrationError(

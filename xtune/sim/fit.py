@@ -101,4 +101,5 @@ def calibrate(lake: Lake, *, job: str | None = None) -> Calibration:
         loss_kind=loss_kind,
         inputs=inputs.digests,
         notes=tuple(notes),
+        span_ns=(int(covered[0, 0]), int(covered[-1, 1])),
     )
