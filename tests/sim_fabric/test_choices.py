@@ -43,8 +43,8 @@ def choose(state: State, occupancy: list[float], step: int) -> int:
         state.times, state.hist,
     )  # fmt: skip
     _choices.start_unit(
-        state.cfg, state.real, state.rng, state.flow_u, state.flow_i, state.links,
-        state.segments, state.paths, state.pairs, state.budgets, 0,
+        state.cfg, state.real, state.rng, state.ends, state.flow_u, state.flow_i,
+        state.links, state.segments, state.paths, state.pairs, state.budgets, 0,
     )  # fmt: skip
     return int(state.flow_u[0, k.PATH])
 

@@ -12,6 +12,8 @@ from xtune.sim.flows import build_flows, incast, join_flows, permutation, random
 from xtune.sim.phase import PhaseResult, run_phase
 
 XOFF = 100 * 4096
+# Times within a step are rounded up to a 2047th of it, at each of three hops.
+TICKS_NS = 3 * 1000 / 2047
 
 
 def test_single_flow_takes_its_size_over_the_rate_and_its_way() -> None:
@@ -19,7 +21,7 @@ def test_single_flow_takes_its_size_over_the_rate_and_its_way() -> None:
     result = run_phase(fabric, build_flows([0], [63], 8_000_000))
     # 8 MB at 50 B/ns; four links of 500 ns; a 4096 B packet stored at each of three switches.
     by_hand = 8_000_000 / 50 + 4 * 500 + 3 * 4096 / 50
-    assert result.phase_ns == pytest.approx(by_hand, abs=0.1)
+    assert result.phase_ns == pytest.approx(by_hand, abs=TICKS_NS)
     assert flow_ns(fabric, 8_000_000) == pytest.approx(by_hand)
 
 
@@ -29,7 +31,7 @@ def test_the_step_does_not_show_in_the_time_of_a_lone_flow(dt_ns: int, size: int
     fabric = LeafSpine.square(16)
     for dst, links in ((1, 2), (15, 4)):
         result = run_phase(fabric, build_flows([0], [dst], size), dt_ns=dt_ns)
-        assert result.phase_ns == pytest.approx(flow_ns(fabric, size, links), abs=0.2)
+        assert result.phase_ns == pytest.approx(flow_ns(fabric, size, links), abs=TICKS_NS)
 
 
 def test_header_bytes_slow_a_flow_by_their_share() -> None:
@@ -46,7 +48,7 @@ def test_two_flows_on_one_uplink_share_it() -> None:
     # 8 MB leave by one uplink; the flows end together, up to the fragment that is last.
     np.testing.assert_allclose(result.completion_ns, 8_000_000 / 50, rtol=0.02)
     apart = run_phase(fabric, flows.with_paths([2, 3]))
-    np.testing.assert_allclose(apart.completion_ns, flow_ns(fabric, 4_000_000), atol=0.1)
+    np.testing.assert_allclose(apart.completion_ns, flow_ns(fabric, 4_000_000), atol=TICKS_NS)
 
 
 def test_a_slow_port_slows_its_flow_alone() -> None:
@@ -55,7 +57,7 @@ def test_a_slow_port_slows_its_flow_alone() -> None:
     flows = build_flows([0, 5], [4, 9], 1_000_000).with_paths([2, 2])
     result = run_phase(fabric, flows)
     assert result.completion_ns[0] == pytest.approx(1_000_000 / 12.5, rel=0.05)
-    assert result.completion_ns[1] == pytest.approx(flow_ns(fabric, 1_000_000), abs=0.1)
+    assert result.completion_ns[1] == pytest.approx(flow_ns(fabric, 1_000_000), abs=TICKS_NS)
 
 
 def victim(kind: str) -> float:
@@ -120,7 +122,7 @@ def test_the_queue_of_fixed_packets_is_that_of_m_d_1() -> None:
     ahead += number - np.searchsorted(start, start)  # those of the same slot that came first
     # Those of one slot are served in some order: compare them sorted.
     by_slot = waits[np.lexsort((waits, start))]
-    np.testing.assert_allclose(by_slot, ahead, atol=1e-3)
+    np.testing.assert_allclose(by_slot, ahead, atol=2e-3)
 
 
 def lindley(arrivals: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -151,7 +153,7 @@ def test_a_dependent_flow_starts_after_its_predecessors_and_the_delay() -> None:
     due = result.completion_ns[1] + 3_000
     assert due <= result.released_ns[2] < due + 1_000
     assert result.completion_ns[2] == pytest.approx(
-        result.released_ns[2] + flow_ns(fabric, 50_000), abs=0.1
+        result.released_ns[2] + flow_ns(fabric, 50_000), abs=TICKS_NS
     )
 
 

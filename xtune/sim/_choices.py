@@ -125,13 +125,13 @@ def _path_peak(cfg, links, lane, leaf, spine, to_leaf):  # type: ignore[no-untyp
 
 
 @numba.njit
-def _binary(cfg, real, flow_u, flow_i, links, paths, pairs, budgets, f):  # type: ignore[no-untyped-def]
+def _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f):  # type: ignore[no-untyped-def]
     """Path of a unit by the binary choice, as ``Router`` of the engine makes it.
 
     Units go round the flow's pairs; within its pair a unit takes the primary, or a cold
     alternative while the primary is warned.
     """
-    lane, leaf, to_leaf = flow_u[f, LANE], flow_u[f, SRC_LEAF], flow_u[f, DST_LEAF]
+    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
     now = cfg[STEP] * cfg[DT]
     k = flow_i[f, UNITS] % cfg[PAIRS]
     flow_i[f, UNITS] += 1
@@ -171,9 +171,9 @@ def _binary(cfg, real, flow_u, flow_i, links, paths, pairs, budgets, f):  # type
 
 
 @numba.njit
-def _emptier(cfg, rng, flow_u, links, f):  # type: ignore[no-untyped-def]
+def _emptier(cfg, rng, ends, flow_u, links, f):  # type: ignore[no-untyped-def]
     """The emptier of two random spines (Mitzenmacher 2001)."""
-    lane, leaf, to_leaf = flow_u[f, LANE], flow_u[f, SRC_LEAF], flow_u[f, DST_LEAF]
+    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
     one = _random(rng, cfg[SPINES])
     if cfg[SPINES] == 1:
         return one
@@ -184,22 +184,22 @@ def _emptier(cfg, rng, flow_u, links, f):  # type: ignore[no-untyped-def]
 
 @numba.njit
 def start_unit(  # type: ignore[no-untyped-def]
-    cfg, real, rng, flow_u, flow_i, links, segments, paths, pairs, budgets, f
+    cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, f
 ):
     """The path of a flow's next unit, decided as it is enqueued."""
     flow_i[f, UNIT_LEFT] = cfg[UNIT]
     mode = cfg[MODE]
-    if mode == STATIC or flow_u[f, SRC_LEAF] == flow_u[f, DST_LEAF] or flow_u[f, BACKGROUND] == 1:
+    if mode == STATIC or ends[f, SRC_LEAF] == ends[f, DST_LEAF] or flow_u[f, BACKGROUND] == 1:
         return  # other jobs do not run this engine: their paths stay
     if flow_i[f, LAST] - flow_i[f, FIRST] + 1 >= segments.shape[1]:
         return  # the receiver's reorder window is full: no new path now
     old = np.int64(flow_u[f, PATH])
     if mode == BINARY:
-        new = np.int64(_binary(cfg, real, flow_u, flow_i, links, paths, pairs, budgets, f))
+        new = np.int64(_binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f))
     elif mode == SPRAY:
         new = _random(rng, cfg[SPINES])
     else:
-        new = _emptier(cfg, rng, flow_u, links, f)
+        new = _emptier(cfg, rng, ends, flow_u, links, f)
     if new == old:
         return
     flow_u[f, PATH] = new

@@ -21,18 +21,21 @@ NIL = np.uint32(0xFFFFFFFF)
 ) = range(33)  # fmt: skip
 # real: float64 parameters.
 LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
-# A fragment: eight uint32, half a cache line. It carries the queues of its path, so that a hop
-# looks up nothing: those of the tiers it comes through. SLOT holds the slot of its segment (lower
-# half) and when in the last step its last byte left the port before, in ticks (upper half).
+# A fragment: four uint32, so that those in flight stay in the cache. Its tag holds the spine, the
+# slot of its segment, and when in its last step its last byte left the port before, in ticks.
 # Unsigned, as all indices of the hot loop: a signed index pays a test for wrapping.
-FLOW, BYTES, NEXT, SLOT, NIC, UP, DOWN, OUT = (np.uint32(i) for i in range(8))
-NODE_SIZE = 8
-HALF, LOW_HALF = np.uint32(16), np.uint32(0xFFFF)
-TICKS = 65535.0  # of a step
+FLOW, BYTES, NEXT, TAG = (np.uint32(i) for i in range(4))
+NODE_SIZE = 4
+SPINE_AT, SLOT_AT = np.uint32(20), np.uint32(11)
+SLOT_MASK, TICK_MASK = np.uint32(0x1FF), np.uint32(0x7FF)
+MOST_SLOTS = 1 << 9
+TICKS = 2047.0  # of a step
 TICK = 1.0 / TICKS
-# flow_u: uint32 columns, one cache line a flow.
-SRC, DST, SRC_LEAF, DST_LEAF, PATH, RING, LANE, BACKGROUND, BEFORE = range(9)
-FLOW_U = 16
+# ends: uint16 columns.
+SRC, DST, SRC_LEAF, DST_LEAF, ENDS = range(5)
+# flow_u: uint32 columns.
+PATH, RING, LANE, BACKGROUND, BEFORE = range(5)
+FLOW_U = 8
 # flow_i: int64 columns.
 (
     SIZE, TO_SEND, DELIVERED, UNIT_LEFT, UNITS, MOVES, HELD, PREFIX, FIRST, LAST, START, RELEASE,

@@ -32,7 +32,7 @@ _MOST_NODES = (2**32 - 2) // k.NODE_SIZE  # uint32 indices
 # Paths of one flow that may be in flight at once. Units of 1 MB leave few open; sprayed packets
 # of one flow fill at most Xoff at each of four hops, and 512 packets are 2 MB.
 _UNIT_SEGMENTS = 32
-_SPRAY_SEGMENTS = 512
+_SPRAY_SEGMENTS = k.MOST_SLOTS
 
 
 class State:
@@ -94,9 +94,10 @@ class State:
         primary = np.where(flows.spine == DRAW, rng.integers(0, spines, n), flows.spine)
         self._fill_paths(rng, primary)
         u = np.zeros((n, k.FLOW_U), dtype=np.uint32)
-        u[:, k.SRC], u[:, k.DST] = flows.src, flows.dst
-        u[:, k.SRC_LEAF] = flows.src // fabric.hosts_per_leaf
-        u[:, k.DST_LEAF] = flows.dst // fabric.hosts_per_leaf
+        self.ends = np.zeros((n, k.ENDS), dtype=np.uint16)
+        self.ends[:, k.SRC], self.ends[:, k.DST] = flows.src, flows.dst
+        self.ends[:, k.SRC_LEAF] = flows.src // fabric.hosts_per_leaf
+        self.ends[:, k.DST_LEAF] = flows.dst // fabric.hosts_per_leaf
         u[:, k.PATH] = primary
         u[:, k.RING] = k.NIL
         u[:, k.LANE] = flows.lane if lanes > 1 else 0
@@ -107,7 +108,7 @@ class State:
         i[:, k.START], i[:, k.RELEASE] = flows.start_ns, flows.release_ns
         f = np.full((n, k.FLOW_F), np.nan)
         # A fragment makes a hop a step; what the real path takes in addition, or less.
-        links = np.where(u[:, k.SRC_LEAF] == u[:, k.DST_LEAF], 2, 4)
+        links = np.where(self.ends[:, k.SRC_LEAF] == self.ends[:, k.DST_LEAF], 2, 4)
         real = {hops: fabric.latency_ns(hops) for hops in (2, 4)}
         f[:, k.EXTRA] = np.where(links == 2, real[2], real[4]) - (links - 1) * self.dt_ns
         self.flow_u, self.flow_i, self.flow_f = u, i, f
@@ -229,8 +230,8 @@ class State:
         while True:
             ended = advance(
                 self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
-                self.resident, self.paused, self.pauses, self.stopped, self.nodes, self.flow_u,
-                self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
+                self.resident, self.paused, self.pauses, self.stopped, self.nodes, self.ends,
+                self.flow_u, self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,
                 self.paths, self.pairs, self.budgets,

@@ -27,8 +27,9 @@ XON_PACKETS = 80
 # thresholds are meant for.
 BUFFER_BYTES = 1_000_000
 
-# The last rank that a 16-bit spine number and a 31-bit byte count per step can hold.
-_MAX_SPINES = 65_535
+# What the simulator's compact records can hold: 12-bit spines, 16-bit hosts, 31-bit byte counts.
+_MAX_SPINES = 1 << 12
+_MAX_HOSTS = 1 << 16
 _MAX_STEP_BYTES = 2**31 - 1
 
 
@@ -100,8 +101,11 @@ class LeafSpine:
                 f"{self.hosts} hosts do not fill {self.leaves} leaves and {self.spines} spines",
                 "hosts must be a positive multiple of leaves, spines at least 1",
             )
-        if self.spines > _MAX_SPINES:
-            raise UsageError(f"{self.spines} spines are too many", f"at most {_MAX_SPINES}")
+        if self.spines > _MAX_SPINES or self.hosts > _MAX_HOSTS:
+            raise UsageError(
+                f"{self.hosts} hosts and {self.spines} spines are too many",
+                f"at most {_MAX_HOSTS} hosts and {_MAX_SPINES} spines",
+            )
         if not self.gbps > 0 or (self.uplink_gbps is not None and not self.uplink_gbps > 0):
             raise UsageError("a link rate is not positive", "give gbps and uplink_gbps in Gb/s")
         if self.link_latency_ns < 0 or self.header_bytes < 0 or self.buffer_bytes < 1:

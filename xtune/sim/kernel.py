@@ -28,7 +28,6 @@ from xtune.sim._layout import (
     DELIVERED,
     DONE,
     DONE_AT,
-    DOWN,
     DST,
     DST_LEAF,
     DT,
@@ -37,7 +36,6 @@ from xtune.sim._layout import (
     FREE,
     FRESH,
     GROW,
-    HALF,
     HOSTS,
     KIND,
     LANE,
@@ -48,15 +46,12 @@ from xtune.sim._layout import (
     LIMIT,
     LIMIT_STEP,
     LIVE,
-    LOW_HALF,
     MAX_RATE,
     MODE,
     NEXT,
-    NIC,
     NIL,
     NODE_SIZE,
     ON_WHEEL,
-    OUT,
     PACKET,
     PATH,
     PFC,
@@ -65,7 +60,9 @@ from xtune.sim._layout import (
     RELEASED_AT,
     RING,
     SIZE,
-    SLOT,
+    SLOT_AT,
+    SLOT_MASK,
+    SPINE_AT,
     SPINES,
     SRC,
     SRC_LEAF,
@@ -74,11 +71,12 @@ from xtune.sim._layout import (
     STATIC,
     STEP,
     STUCK,
+    TAG,
     TICK,
+    TICK_MASK,
     TICKS,
     TO_SEND,
     UNIT_LEFT,
-    UP,
     WAITING_START,
     XOFF,
     XON,
@@ -86,9 +84,9 @@ from xtune.sim._layout import (
 
 
 @numba.njit
-def _activate(cfg, flow_u, flow_f, active, counts, f):  # type: ignore[no-untyped-def]
+def _activate(cfg, ends, flow_u, flow_f, active, counts, f):  # type: ignore[no-untyped-def]
     """Append a released flow to the round of its host and lane."""
-    a = flow_u[f, SRC] * cfg[LANES] + flow_u[f, LANE]
+    a = ends[f, SRC] * cfg[LANES] + flow_u[f, LANE]
     last = active[a]
     if last == NIL:
         flow_u[f, RING] = f
@@ -121,12 +119,13 @@ def _complete(cfg, flow_u, flow_i, flow_f, after_at, after, wheel, f, at_ns):  #
 
 def _compile(stamp: int) -> Callable[..., int]:
     """Compile ``advance``; ``stamp`` is a closure variable, so it is part of numba's cache key."""
-    u8, u32, i64, f64 = numba.uint8, numba.uint32, numba.int64, numba.float64
+    u8, u16, u32, i64, f64 = numba.uint8, numba.uint16, numba.uint32, numba.int64, numba.float64
     signature = i64(
         i64[::1], f64[::1], numba.uint64[::1], i64[::1],  # cfg real rng rate
         u32[::1], u32[::1], i64[::1], i64[::1],  # head tail queued resident
         u8[::1], i64[::1], i64[::1],  # paused pauses stopped
-        u32[::1], u32[:, ::1], i64[:, ::1], f64[:, ::1],  # nodes flow_u flow_i flow_f
+        u32[::1], u16[:, ::1],  # nodes ends
+        u32[:, ::1], i64[:, ::1], f64[:, ::1],  # flow_u flow_i flow_f
         i64[::1], u32[::1], u32[::1], i64[::1],  # after_at after starts start_step
         u32[::1], u32[::1], i64[::1],  # wheel active counts
         f64[:, ::1], f64[:, ::1], f64[:, ::1], i64[::1],  # links pending window times
@@ -135,7 +134,7 @@ def _compile(stamp: int) -> Callable[..., int]:
     )  # fmt: skip
 
     def advance(  # type: ignore[no-untyped-def]
-        cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes,
+        cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes, ends,
         flow_u, flow_i, flow_f, after_at, after, starts, start_step, wheel, active, counts,
         links, pending, window, times, segments, hist, paths, pairs, budgets,
     ):  # fmt: skip
@@ -144,6 +143,9 @@ def _compile(stamp: int) -> Callable[..., int]:
         ports, lanes, dt, mode = cfg[PORTS], cfg[LANES], cfg[DT], cfg[MODE]
         first_up, first_down = hosts, hosts + leaves * spines
         first_out = first_down + leaves * spines
+        # Unsigned twins for port numbers in the hot loop: a signed index is tested for wrapping.
+        up_0, down_0, out_0 = np.uintp(first_up), np.uintp(first_down), np.uintp(first_out)
+        spines_u, leaves_u = np.uintp(spines), np.uintp(leaves)
         credit, pfc = cfg[KIND] == CREDIT, cfg[KIND] == PFC
         xoff, xon, packet = cfg[XOFF], cfg[XON], cfg[PACKET]
         # Splits take one node a queue; injections are bounded by flows that end, units that end
@@ -158,11 +160,11 @@ def _compile(stamp: int) -> Callable[..., int]:
             wheel[at] = NIL
             while f != NIL:
                 following = flow_u[f, RING]
-                _activate(cfg, flow_u, flow_f, active, counts, f)
+                _activate(cfg, ends, flow_u, flow_f, active, counts, f)
                 cfg[ON_WHEEL] -= 1
                 f = following
             while cfg[WAITING_START] < len(starts) and (start_step[cfg[WAITING_START]] <= step):
-                _activate(cfg, flow_u, flow_f, active, counts, starts[cfg[WAITING_START]])
+                _activate(cfg, ends, flow_u, flow_f, active, counts, starts[cfg[WAITING_START]])
                 cfg[WAITING_START] += 1
             if len(nodes) // NODE_SIZE - live < margin + cfg[ACTIVE]:
                 status = GROW
@@ -176,14 +178,14 @@ def _compile(stamp: int) -> Callable[..., int]:
                 continue
             for tier in range(3):
                 if tier == 0:
-                    low, high, came_at, to_at = first_out, ports, DOWN, OUT
+                    low, high = first_out, ports
                 elif tier == 1:
-                    low, high, came_at, to_at = first_down, first_out, UP, OUT
+                    low, high = first_down, first_out
                 else:
-                    low, high, came_at, to_at = first_up, first_down, NIC, DOWN
+                    low, high = first_up, first_down
                 for p in range(low, high):
                     budget = rate[p]
-                    clock, pace = 0.0, 1.0 / budget
+                    clock = 0.0
                     for lane in range(lanes):
                         q = np.uintp(lane * ports + p)
                         node = head[q]
@@ -193,10 +195,13 @@ def _compile(stamp: int) -> Callable[..., int]:
                         if credit and tier > 0:
                             room = min(room, xoff - resident[q])
                         before = room
+                        base, pace = np.uintp(lane * ports), 1.0 / rate[p]
                         while node != NIL and room > 0:
                             size = np.int64(nodes[node + BYTES])
                             moved = node
-                            came = nodes[node + came_at]
+                            f = nodes[node + FLOW]
+                            tag = nodes[node + TAG]
+                            spine = np.uintp(tag >> SPINE_AT)
                             if size > room:
                                 nodes[node + BYTES] = size - room
                                 size = room
@@ -207,30 +212,33 @@ def _compile(stamp: int) -> Callable[..., int]:
                                     moved = free
                                     free = nodes[free + NEXT]
                                 live += 1
-                                for k in range(np.uint32(NODE_SIZE)):
-                                    nodes[moved + k] = nodes[node + k]
+                                nodes[moved + FLOW] = f
                                 nodes[moved + BYTES] = size
                             else:
                                 node = nodes[node + NEXT]
                             room -= size
                             # When in the step its last byte leaves: after those before it, and
                             # not before it came.
-                            mark = nodes[moved + SLOT]
-                            came_in = np.float64(mark >> HALF) * TICK
+                            came_in = np.float64(tag & TICK_MASK) * TICK
                             clock = max(clock + size * pace, came_in)
+                            if tier == 1:
+                                came = base + up_0 + ends[f, SRC_LEAF] * spines_u + spine
+                            elif tier == 2 or ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
+                                came = base + ends[f, SRC]
+                            else:
+                                came = base + down_0 + spine * leaves_u + ends[f, DST_LEAF]
                             left = resident[came] - size
                             resident[came] = left
                             if left < xon and paused[came] == 1:
                                 paused[came] = 0
                                 stopped[came] += step
                             if tier == 0:
-                                f = nodes[moved + FLOW]
                                 nodes[moved + NEXT] = free
                                 free = moved
                                 live -= 1
                                 flow_i[f, DELIVERED] += size
                                 if mode != STATIC:
-                                    slot = np.int64(mark & LOW_HALF)
+                                    slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     in_order(flow_i, segments, f, slot, size)
                                 if flow_i[f, DELIVERED] == flow_i[f, SIZE]:
                                     at_ns = (step + min(clock, 1.0)) * dt + flow_f[f, EXTRA]
@@ -239,9 +247,12 @@ def _compile(stamp: int) -> Callable[..., int]:
                                         f, at_ns,
                                     )  # fmt: skip
                             else:
-                                to = nodes[moved + to_at]
+                                if tier == 1:
+                                    to = base + out_0 + ends[f, DST]
+                                else:
+                                    to = base + down_0 + spine * leaves_u + ends[f, DST_LEAF]
                                 ticks = np.uint32(min(clock * TICKS + 1.0, TICKS))
-                                nodes[moved + SLOT] = (mark & LOW_HALF) | (ticks << HALF)
+                                nodes[moved + TAG] = (tag & ~TICK_MASK) | ticks
                                 queued[to] += size
                                 nodes[moved + NEXT] = NIL
                                 if head[to] == NIL:
@@ -277,7 +288,7 @@ def _compile(stamp: int) -> Callable[..., int]:
                         f = flow_u[last, RING]
                         if flow_i[f, UNIT_LEFT] == 0:
                             start_unit(
-                                cfg, real, rng, flow_u, flow_i, links, segments, paths,
+                                cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
                                 pairs, budgets, f,
                             )  # fmt: skip
                         size = min(min(share, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
@@ -292,28 +303,22 @@ def _compile(stamp: int) -> Callable[..., int]:
                             moved = free
                             free = nodes[free + NEXT]
                         live += 1
-                        spine = np.int64(flow_u[f, PATH])
-                        base = lane * ports
-                        nodes[moved + FLOW] = f
-                        nodes[moved + BYTES] = size
-                        nodes[moved + NEXT] = NIL
-                        nodes[moved + NIC] = q
-                        nodes[moved + OUT] = base + first_out + flow_u[f, DST]
-                        if flow_u[f, SRC_LEAF] == flow_u[f, DST_LEAF]:
-                            nodes[moved + DOWN] = q
-                            to = nodes[moved + OUT]
-                        else:
-                            to = np.uint32(base + first_up + flow_u[f, SRC_LEAF] * spines + spine)
-                            nodes[moved + UP] = to
-                            nodes[moved + DOWN] = (
-                                base + first_down + spine * leaves + flow_u[f, DST_LEAF]
-                            )
-                        mark = np.uint32(min(clock * TICKS + 1.0, TICKS)) << HALF
+                        spine = np.uintp(flow_u[f, PATH])
+                        base = np.uintp(lane * ports)
+                        tag = np.uint32(spine << SPINE_AT)
+                        tag |= np.uint32(min(clock * TICKS + 1.0, TICKS))
                         if mode != STATIC:
                             slot = flow_i[f, LAST] % segments.shape[1]
                             segments[f, slot, 0] += size
-                            mark |= np.uint32(slot)
-                        nodes[moved + SLOT] = mark
+                            tag |= np.uint32(slot) << SLOT_AT
+                        nodes[moved + FLOW] = f
+                        nodes[moved + BYTES] = size
+                        nodes[moved + NEXT] = NIL
+                        nodes[moved + TAG] = tag
+                        if ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
+                            to = base + out_0 + ends[f, DST]
+                        else:
+                            to = base + up_0 + ends[f, SRC_LEAF] * spines_u + spine
                         queued[to] += size
                         if head[to] == NIL:
                             head[to] = moved
@@ -343,8 +348,11 @@ def _compile(stamp: int) -> Callable[..., int]:
         cfg[FREE], cfg[FRESH], cfg[LIVE] = free, fresh, live
         return status
 
-    compiled: Callable[..., int] = numba.njit(signature, cache=True, error_model="numpy")(advance)
-    return compiled
+    compile_it: Callable[..., Callable[..., int]] = numba.njit
+    try:
+        return compile_it(signature, cache=True, error_model="numpy")(advance)
+    except RuntimeError:  # no folder for the cache can be written
+        return compile_it(signature, error_model="numpy")(advance)
 
 
 def _digest() -> int:
