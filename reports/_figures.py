@@ -26,7 +26,9 @@ def number(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """A share in per cent with one digit; ``-`` for unknown."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.1%}"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.1%}".replace("-0.0%", "0.0%")
 
 
 def moment(ns: int) -> str:
@@ -35,11 +37,16 @@ def moment(ns: int) -> str:
 
 
 def covered_seconds(rates: pl.DataFrame) -> float:
-    """Time that at least one link was observed for, gaps left out."""
+    """Time that at least one link was observed for.
+
+    An interval ten times as long as the usual one is a hole in the sampling, not a sample.
+    """
     import polars as pl
 
+    usual = rates["interval_s"].median()
     spans = (
-        rates.select(
+        rates.filter(pl.col("interval_s") <= 10.0 * pl.lit(usual))
+        .select(
             (pl.col("ts") - (pl.col("interval_s") * 1e9).cast(pl.Int64)).alias("a"),
             pl.col("ts").alias("b"),
         )

@@ -27,7 +27,8 @@ def build(content: Content) -> Sequence[Block]:
             (
                 row["name"],
                 *(number(row[k]) for k in ("mean", "low", "high")),
-                *(number(metrics.get(k)) for k in ("mean_step_s", "jitter_s", "ratio_vs_bf16")),
+                *(number(metrics.get(k)) for k in ("mean_step_s", "jitter_s")),
+                percent(metrics.get("ratio_vs_bf16")),
                 percent(gain["mean"]) if gain else None,
                 f"{percent(gain['low'])} .. {percent(gain['high'])}" if gain else None,
             )

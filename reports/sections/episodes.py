@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from xtune.reports._base import Block, Grid, Section
@@ -35,11 +36,21 @@ def build(content: Content) -> Sequence[Block]:
             row["steps_affected"],
             _rounded(row["slowdown"]),
             _rounded(row["idle_gpu_hours"]),
-            row["evidence"] or "",
+            _readable(row["evidence"]),
         )
         for row in episodes.head(MOST_ROWS).iter_rows(named=True)
     ]
     return (Grid(columns=columns, rows=rows, shown_of=episodes.height, search=True),)
+
+
+def _readable(evidence: str | None) -> str:
+    """The evidence's JSON object as ``name value`` pairs, numbers to three digits."""
+    if not evidence:
+        return ""
+    return "; ".join(
+        f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
+        for name, value in json.loads(evidence).items()
+    )
 
 
 def _rounded(value: float | None) -> float | None:

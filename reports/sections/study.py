@@ -7,7 +7,7 @@ from typing import Any
 
 from xtune.reports._base import Block, Grid, Plot, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import INK, figure_json, number
+from xtune.reports._figures import INK, figure_json, number, percent
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -30,9 +30,10 @@ def build(content: Content) -> Sequence[Block]:
                     *(row["params"][f] for f in fields),
                     *(_short(row.get(k)) for k in ("mean", "low", "high")),
                     *(
-                        _short(row.get("metrics", {}).get(k))
-                        for k in ("ratio_vs_bf16", "ratio_vs_fp32", "control_changes")
+                        percent(row.get("metrics", {}).get(k))
+                        for k in ("ratio_vs_bf16", "ratio_vs_fp32")
                     ),
+                    _short(row.get("metrics", {}).get("control_changes")),
                 )
                 for row in study["trials"]
             ],
@@ -89,8 +90,13 @@ def _curve(
             name=content.words("tuned policy"),
         )
     )
+    # A line far above the curve would press the curve flat; the table below has it all the same.
+    ceiling = 1.25 * max(mean)
+    far = []
     for row in (*study["baselines"], *study["ablations"]):
-        if row["state"] == "complete":
+        if row["state"] == "complete" and row["mean"] > ceiling:
+            far.append(f"{row['name']} ({number(row['mean'])} s)")
+        elif row["state"] == "complete":
             figure.add_trace(
                 go.Scatter(
                     x=[min(x), max(x)],
@@ -105,7 +111,8 @@ def _curve(
     figure.update_layout(legend={"orientation": "h", "y": -0.25})
     return Plot(
         figure=figure_json(figure),
-        alternative="The table below holds every point and its interval.",
+        alternative="The table below holds every point and its interval."
+        + (f" Off the scale: {', '.join(far)}." if far else ""),
         height_px=460,
     )
 

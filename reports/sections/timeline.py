@@ -41,7 +41,7 @@ def build(content: Content) -> Sequence[Block]:
     figure = go.Figure(
         go.Heatmap(
             z=grid.astype(np.float32),
-            x=[moment(int(edge)) for edge in edges],
+            x=[moment(int(edge))[5:] for edge in edges],
             y=[content.name_of(link) for link in links],
             zmin=0,
             zmax=3,
@@ -50,7 +50,7 @@ def build(content: Content) -> Sequence[Block]:
             hoverongaps=False,
         )
     )
-    figure.update_xaxes(type="category", nticks=8)
+    figure.update_xaxes(type="category", nticks=6, tickangle=0, automargin=True)
     figure.update_yaxes(autorange="reversed", automargin=True, tickfont={"size": 10})
     text = (
         f"Highest level in each of {bins} bins for {len(links)} of {worst.height} links, worst "

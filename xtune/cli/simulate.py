@@ -80,8 +80,8 @@ def _load(text: str) -> Policy:
         InputError: The file cannot be read.
         UsageError: It is not a policy.
     """
+    from xtune.policies import PolicyError, loads
     from xtune.policies.presets import PRESETS, preset
-    from xtune.policies.spec import PolicyError, loads
 
     if text in PRESETS:
         return preset(text)
