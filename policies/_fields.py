@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # a policy's becomes xtune_policy_<name>
 
 
 class PolicyError(ValueError):

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ._fields import Parameter, PolicyError, check_section, describe, parameter, show
+from ._fields import (
+    PLAIN_NAME,
+    Parameter,
+    check_section,
+    describe,
+    parameter,
+    show,
+)
+from ._fields import PolicyError as PolicyError
+from .ladder import DEFAULT_LADDER, check_ladder, ladder_from_json
+from .ladder import Rung as Rung
 
 SCHEMA_VERSION = 1
-LEGAL_BITS = (4, 8, 16)
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # becomes the module xtune_policy_<name>
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,23 +119,6 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One level of compression: bits near the input and at the head; 16 means bf16, as it is."""
-
-    name: str
-    bits_input: int
-    bits_head: int
-
-
-DEFAULT_LADDER = (
-    Rung(name="off", bits_input=16, bits_head=16),
-    Rung(name="q8", bits_input=8, bits_head=8),
-    Rung(name="q4_8", bits_input=4, bits_head=8),
-    Rung(name="q4", bits_input=4, bits_head=4),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
     """What is sent in place of the gradient."""
 
@@ -175,7 +165,7 @@ class Compression:
         check_section("compression", self)
         if self.block & (self.block - 1):
             raise PolicyError(f"compression.block: {self.block} is not a power of two")
-        object.__setattr__(self, "ladder", _check_ladder(self.ladder))
+        object.__setattr__(self, "ladder", check_ladder(self.ladder))
         path = "compression.rung_by_level"
         for i, rung in enumerate(self.rung_by_level):
             if rung >= len(self.ladder):
@@ -275,7 +265,7 @@ class Policy:
     provenance: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not PLAIN_NAME.fullmatch(self.name):
             raise PolicyError(
                 f"name: {show(self.name)} is not lower-case letters, digits and underscores"
             )
@@ -390,7 +380,7 @@ def replace_fields(policy: Policy, changes: Mapping[str, object]) -> Policy:
             raise PolicyError(f"{path}: unknown field")
     for section, values in by_section.items():
         if "ladder" in values:
-            values["ladder"] = _ladder_from_json(values["ladder"])
+            values["ladder"] = ladder_from_json(values["ladder"])
         top[section] = replace(getattr(policy, section), **values)
     return replace(policy, **top)
 
@@ -414,34 +404,6 @@ def _below(record: object, section: str, lower: str, upper: str) -> None:
         raise PolicyError(f"{section}.{lower}: {low} is not below {section}.{upper} {high}")
 
 
-def _check_ladder(ladder: object) -> tuple[Rung, ...]:
-    path = "compression.ladder"
-    if not isinstance(ladder, tuple | list) or not 1 <= len(ladder) <= 16:
-        raise PolicyError(f"{path}: {show(ladder)} is not a list of 1 to 16 rungs")
-    for i, rung in enumerate(ladder):
-        if not isinstance(rung, Rung):
-            raise PolicyError(f"{path}[{i}]: {show(rung)} is not a rung")
-        if not isinstance(rung.name, str) or not _NAME.fullmatch(rung.name):
-            raise PolicyError(f"{path}[{i}].name: {show(rung.name)} is not a plain name")
-        for item in fields(rung)[1:]:
-            bits = getattr(rung, item.name)
-            if type(bits) is not int or bits not in LEGAL_BITS:
-                raise PolicyError(f"{path}[{i}].{item.name}: {show(bits)} is not 4, 8 or 16")
-        if rung.bits_head < rung.bits_input:
-            raise PolicyError(
-                f"{path}[{i}].bits_head: {rung.bits_head} is below bits_input {rung.bits_input}"
-            )
-    if ladder[0].bits_input != 16:
-        raise PolicyError(f"{path}[0]: the first rung must be 16 bits, compression off")
-    for i in range(1, len(ladder)):
-        before, after = ladder[i - 1], ladder[i]
-        if after.bits_input > before.bits_input or after.bits_head > before.bits_head:
-            raise PolicyError(f"{path}[{i}]: it compresses less than the rung before it")
-    if len({rung.name for rung in ladder}) < len(ladder):
-        raise PolicyError(f"{path}: two rungs have one name")
-    return tuple(ladder)
-
-
 def _object(path: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise PolicyError(f"{path}: {show(value)} is not an object")
@@ -458,28 +420,8 @@ def _section_from_json(section: str, value: object) -> Any:
         if f"{section}.{name}" not in PARAMETERS:
             raise PolicyError(f"{section}.{name}: unknown field")
     if "ladder" in content:
-        content["ladder"] = _ladder_from_json(content["ladder"])
+        content["ladder"] = ladder_from_json(content["ladder"])
     return cls(**content)
-
-
-def _ladder_from_json(value: object) -> object:
-    """Turn objects into rungs; whatever else is wrong is left to the check of the section."""
-    if not isinstance(value, tuple | list):
-        return value
-    names = [item.name for item in fields(Rung)]
-    rungs: list[object] = []
-    for i, entry in enumerate(value):
-        if isinstance(entry, Mapping):
-            for name in entry:
-                if name not in names:
-                    raise PolicyError(f"compression.ladder[{i}].{name}: unknown field")
-            for name in names:
-                if name not in entry:
-                    raise PolicyError(f"compression.ladder[{i}].{name}: missing")
-            rungs.append(Rung(**entry))
-        else:
-            rungs.append(entry)
-    return tuple(rungs)
 
 
 def _plain(value: Any) -> Any:
