@@ -28,7 +28,7 @@ LABELS = {
 NAMES = tuple(f"sim_{label}{HOSTS}_vs_htsim" for label in LABELS.values())
 
 
-def run() -> list[dict]:
+def run() -> list[dict[str, object]]:
     """Medians of several runs, each with paths of its own."""
     fabric = LeafSpine.square(HOSTS)
     flows = {
@@ -40,7 +40,7 @@ def run() -> list[dict]:
     with WALLS.open() as file:
         stored = {row["workload"]: float(row["wall_s"]) for row in csv.DictReader(file)}
     run_phase(fabric, permutation(fabric, 4096))  # compiles
-    results = []
+    results: list[dict[str, object]] = []
     for workload, each in flows.items():
         walls = []
         for seed in range(RUNS):

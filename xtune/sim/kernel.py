@@ -348,7 +348,7 @@ def _compile(stamp: int) -> Callable[..., int]:
         cfg[FREE], cfg[FRESH], cfg[LIVE] = free, fresh, live
         return status
 
-    compile_it: Callable[..., Callable[..., int]] = numba.njit
+    compile_it: Callable[..., Callable[..., Callable[..., int]]] = numba.njit
     try:
         return compile_it(signature, cache=True, error_model="numpy")(advance)
     except RuntimeError:  # no folder for the cache can be written
