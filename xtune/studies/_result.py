@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune import __version__
+from xtune.console import rfc3339
 from xtune.errors import StudyError
 from xtune.studies._trials import OBJECTIVE, Outcome
 
@@ -80,7 +81,6 @@ def build(
         for row in named.values():
             if row["state"] == "complete":
                 row["gain_of_best"] = against(best["per_seed"], row["per_seed"])
-    telemetry = {"from": None, "to": None}
     document: dict[str, Any] = {
         "schema": 1,
         "study": study.name,
@@ -101,7 +101,7 @@ def build(
             for p in calibration.assumed
         ],
         "founding_document": [{"id": i, "claim": c} for i, c in study.claims.items()],
-        "telemetry": telemetry,
+        "telemetry": _span(calibration),
         "provenance": {
             "xtune": __version__,
             "seeds": list(seeds),
@@ -112,6 +112,14 @@ def build(
     if best is not None:
         document["policy"] = with_provenance(policies[best["key"]], document).to_json()
     return document
+
+
+def _span(calibration: Calibration) -> dict[str, str | None]:
+    """The telemetry that the calibration rests on, from first to last time."""
+    if calibration.span_ns is None:
+        return {"from": None, "to": None}
+    first, last = calibration.span_ns
+    return {"from": rfc3339(first), "to": rfc3339(last)}
 
 
 def with_provenance(policy: Policy, document: Mapping[str, Any]) -> Policy:
