@@ -33,28 +33,19 @@ class CompressionState:
 
 
 class Bus:
-    """The two snapshots. Attribute reads and writes of one reference are atomic in Python."""
+    """The two snapshots: read `routing` and `compression`, write by the two push methods alone."""
 
-    __slots__ = ("_compression", "_routing")
+    __slots__ = ("compression", "routing")
 
     def __init__(self) -> None:
-        self._routing = RoutingState()
-        self._compression = CompressionState()
-
-    @property
-    def routing(self) -> RoutingState:
-        """The newest snapshot of the routing side."""
-        return self._routing
-
-    @property
-    def compression(self) -> CompressionState:
-        """The newest snapshot of the compression side."""
-        return self._compression
+        # Plain attributes: reading or replacing one reference is atomic in Python.
+        self.routing = RoutingState()
+        self.compression = CompressionState()
 
     @property
     def reserve(self) -> float:
         """Share of bandwidth that routing is asked to keep free."""
-        return self._compression.reserve
+        return self.compression.reserve
 
     def push_routing(
         self,
@@ -72,8 +63,8 @@ class Bus:
             available_share: Free share of the link rate on the worst pair in use.
             available_gbps: The same in 1e9 bit/s.
         """
-        self._routing = RoutingState(
-            version=self._routing.version + 1,
+        self.routing = RoutingState(
+            version=self.routing.version + 1,
             at_ns=at_ns,
             level=level,
             available_share=available_share,
@@ -98,8 +89,8 @@ class Bus:
             wire_bytes: Sent per rank in the last iteration, None before the first.
             reserve: Share of bandwidth that routing is asked to keep free.
         """
-        self._compression = CompressionState(
-            version=self._compression.version + 1,
+        self.compression = CompressionState(
+            version=self.compression.version + 1,
             step=step,
             ratio=ratio,
             ratio_cap=ratio_cap,

@@ -28,8 +28,9 @@ __all__ = ["Controller", "Layer", "Plan"]
 
 STATE_VERSION = 1
 UNKNOWN = -2.0  # in a report; every known entry is at least -1, so that the maximum drops it
-REPORT_FIELDS = ("slowdown", "routing_level", "minus_available_share", "gradient_change")
-REPORT_COSTS = ("step_s", "comm_s")
+REPORT_LENGTH = 6
+MEANS = ("routing_level", "available_share", "gradient_change")  # over a period
+COSTS = ("step_s", "comm_s")  # over the iterations of a period under one rung
 
 
 class Controller:
@@ -123,6 +124,7 @@ class Controller:
                 compression pays, since part of the communication may be hidden.
         """
         self._wire_bytes = wire_bytes
+        self._hear_routing()
         self._slowdown.observe(self.plan.rung, comm_s, modelled_s, wire_bytes, dense_bytes)
         for name, value in (
             ("gradient_change", gradient_change),
@@ -143,18 +145,15 @@ class Controller:
 
     def report(self) -> list[float]:
         """What this rank contributes; combine over ranks by elementwise maximum."""
-        routing = self.bus.routing
-        level = share = None
-        if routing.version != self._routing_version:  # nothing new for a whole period: unknown
-            level, share = routing.level, routing.available_share
-        entries = {
-            "slowdown": self._slowdown.value,
-            "routing_level": level,
-            "minus_available_share": None if share is None else -share,
-            "gradient_change": self._mean("gradient_change"),
-        }
-        costs = [self._mean(name) for name in REPORT_COSTS]
-        values = [entries[name] for name in REPORT_FIELDS] + costs
+        self._hear_routing()
+        share = self._mean("available_share")
+        values = [
+            self._slowdown.value,
+            self._mean("routing_level"),
+            None if share is None else -share,
+            self._mean("gradient_change"),
+            *(self._mean(name) for name in COSTS),
+        ]
         return [UNKNOWN if value is None else float(value) for value in values]
 
     def agree(self, step: int, combined: Sequence[float]) -> None:
@@ -167,15 +166,15 @@ class Controller:
         Raises:
             ValueError: ``combined`` has another length than a report.
         """
-        if len(combined) != len(REPORT_FIELDS) + len(REPORT_COSTS):
-            raise ValueError(f"a report has {len(REPORT_FIELDS) + len(REPORT_COSTS)} entries")
+        if len(combined) != REPORT_LENGTH:
+            raise ValueError(f"a report has {REPORT_LENGTH} entries")
         known = [
             float(value) if math.isfinite(value) and value >= -1.0 else None for value in combined
         ]
         slowdown, level, share, change, step_s, comm_s = known
         figures = Figures(
             slowdown=slowdown,
-            routing_level=None if level is None else max(0, min(3, int(level))),
+            routing_level=None if level is None else max(0, min(3, int(level + 0.5))),
             available_share=None if share is None else -share,
             gradient_change=change,
             cost_s=comm_s if step_s is None else step_s,
@@ -192,7 +191,6 @@ class Controller:
         self._level = verdict.level
         self._cap = verdict.ratio_cap
         self._reason = verdict.reason
-        self._routing_version = self.bus.routing.version
         self._clear_period(step + 1)
         self._publish(step + 1)
 
@@ -309,15 +307,29 @@ class Controller:
         count = self._counts[name]
         return self._sums[name] / count if count else None
 
+    def _hear_routing(self) -> None:
+        """Take what routing has said since the last iteration; what it has not is unknown."""
+        routing = self.bus.routing
+        if routing.version == self._routing_version:
+            return
+        self._routing_version = routing.version
+        for name, value in (
+            ("routing_level", routing.level),
+            ("available_share", routing.available_share),
+        ):
+            if value is not None:
+                self._sums[name] += value
+                self._counts[name] += 1
+
     def _clear_period(self, step: int) -> None:
-        self._sums = {"gradient_change": 0.0}
-        self._counts = {"gradient_change": 0}
+        self._sums = dict.fromkeys(MEANS, 0.0)
+        self._counts = dict.fromkeys(MEANS, 0)
         self._clear_costs(step)
 
     def _clear_costs(self, step: int) -> None:
         """Times under one rung say nothing of another."""
         self._cost_from = step
-        for name in REPORT_COSTS:
+        for name in COSTS:
             self._sums[name] = 0.0
             self._counts[name] = 0
 

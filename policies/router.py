@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
-from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, ewma_update, hash31, level_update
+from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, hash31, level_update
 from .bus import Bus
 from .decisions import DecisionLog
 from .links import DEAD, FULL, LinkTable
@@ -34,16 +34,22 @@ LEVEL_EXIT = 0.9  # a congestion level is left below this share of its threshold
 
 
 class _PathSet:
-    """The paths between two ends, as link indices."""
+    """The paths between two ends, as link indices.
 
-    __slots__ = ("equal", "links", "longer", "number", "worth")
+    Links that all paths share (a host's own) are no ground to choose by: kept apart.
+    """
+
+    __slots__ = ("common", "equal", "links", "longer", "number", "total", "units")
 
     def __init__(self, number: int, links: list[tuple[int, ...]]) -> None:
         self.number = number
-        self.links = links
+        shared = set(links[0]).intersection(*links[1:])
+        self.common = tuple(link for link in links[0] if link in shared)
+        self.links = [tuple(link for link in path if link not in shared) for path in links]
         self.equal = [i for i, path in enumerate(links) if len(path) <= len(links[0])]
         self.longer = [i for i, path in enumerate(links) if len(path) > len(links[0])]
-        self.worth = NAN  # smoothed forecast occupancy of the paths that units really took
+        self.total = 0.0  # forecast occupancy of the paths that units took, since the last publish
+        self.units = 0
 
 
 class _Pair:
@@ -186,23 +192,25 @@ class Router:
     def publish(self, at_ns: int) -> None:
         """Push level and available bandwidth to the bus; `observe` does it once a millisecond.
 
-        The level is that of the worst pair of ends, by the forecast occupancy of the paths that
-        its units took: a collective is as slow as its slowest flow. The available share is what
-        that occupancy leaves, a stand-in for free bandwidth.
+        The level is that of the worst pair of ends, by the mean forecast occupancy of the paths
+        that its units took since the last time: a collective is as slow as its slowest flow. The
+        available share is what that occupancy leaves, a stand-in for free bandwidth. Where no
+        unit was sent, nothing is told.
 
         Args:
             at_ns: When.
         """
         self._published_ns = at_ns
-        worst = NAN
+        worst = -1.0
         for paths in self._sets.values():
-            if not paths.worth <= worst and paths.worth == paths.worth:
-                worst = paths.worth
+            if paths.units:
+                worst = max(worst, paths.total / paths.units)
+                paths.total, paths.units = 0.0, 0
         self._flush()
-        if worst != worst:
+        if worst < 0.0:
             return
         self._level = level_update(self._level, worst, self._level_enter, self._level_exit)
-        share = 1.0 - min(1.0, max(0.0, worst))
+        share = 1.0 - worst
         self.bus.push_routing(
             at_ns=at_ns,
             level=self._level,
@@ -229,7 +237,7 @@ class Router:
         routing, paths = self._routing, state.paths
         pair = state.pairs[(state.hash + unit) % len(state.pairs)]
         # What routing is asked to keep free counts as occupied.
-        reserve = self.bus.reserve
+        reserve = self.bus.compression.reserve
         enter = routing.enter_occupancy - reserve
         primary, _ = self._worst(paths.links[pair.primary], now_ns)
         if primary == DEAD:
@@ -309,7 +317,7 @@ class Router:
             worth, known = self._worst(links, now_ns)
             if worth == DEAD:
                 continue
-            rank = worth if known else 2.0 * FULL
+            rank = worth if known and worth == worth else 2.0 * FULL
             if rank < least:
                 found, least = index, rank
         return found, least if least <= FULL else NAN
@@ -360,9 +368,15 @@ class Router:
         return index
 
     def _took(self, paths: _PathSet, worth: float) -> None:
-        if worth != DEAD:
-            seen = FULL if worth > FULL else worth  # a steep forecast says full, not five times
-            paths.worth = ewma_update(paths.worth, seen, self.policy.bus.smoothing)
+        """Note how full the path of one unit is, links that all paths share included."""
+        for link in paths.common:
+            shared = self._worth[link]
+            if shared > worth or worth != worth:
+                worth = shared
+        if worth == worth:
+            # A steep forecast or a blacklisted link says full, not five times.
+            paths.total += FULL if worth > FULL else worth
+            paths.units += 1
 
     def _refill(self, pair: _Pair, now_ns: int) -> float:
         dt_ns = max(0, now_ns - pair.budget_ns)

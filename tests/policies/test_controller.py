@@ -135,12 +135,17 @@ def test_the_slowest_rank_and_the_least_bandwidth_decide() -> None:
     assert combined[:4] == pytest.approx([3.0, -2.0, -0.3, 0.1])
 
 
-def test_what_routing_has_not_said_again_is_unknown() -> None:
+def test_what_routing_said_is_averaged_and_what_it_did_not_say_again_is_unknown() -> None:
     controller = Controller(policy(), LAYERS, WORLD)
-    controller.bus.push_routing(level=3, available_share=0.2)
+    for step, (level, share) in enumerate(((3, 0.2), (2, 0.4), (2, None))):
+        controller.bus.push_routing(level=level, available_share=share)
+        observe(controller, step, 1.0)
+        observe(controller, step, 1.0)  # the same snapshot counts once
     report = controller.report()
-    assert report[1:3] == [3.0, -0.2]
-    controller.agree(0, report)
+    assert report == controller.report()
+    assert report[1:3] == pytest.approx([7 / 3, -0.3])
+    controller.agree(2, report)
+    assert controller.begin(3).level == 2
     assert controller.report()[1:3] == [-2.0, -2.0]
 
 

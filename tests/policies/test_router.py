@@ -192,6 +192,46 @@ def test_the_bus_hears_level_and_bandwidth() -> None:
     assert bus.routing.version == 1
 
 
+SHARED = {("a", "b"): [["nic", "up0", "last"], ["nic", "up1", "last"]]}
+
+
+def test_links_that_all_paths_share_are_no_ground_to_choose_by() -> None:
+    bus = Bus()
+    made = Router(SHARED, Policy(routing=PLAIN), bus, clock=lambda: 0)
+    made.observe("up0", occupancy=0.8, at_ns=0)
+    made.observe("up1", occupancy=0.1, at_ns=0)
+    made.observe("last", occupancy=0.6, at_ns=0)  # not cold; nobody ever saw the NIC's own link
+    assert made.choose(FLOW, at_ns=10) == 1
+    for at_ns in range(20, 60):
+        assert made.choose(FLOW, at_ns=at_ns) == 1
+    made.publish(60)
+    assert bus.routing.available_share == pytest.approx(0.4)  # but it is what bounds the flow
+    for _ in range(3):
+        made.observe("last", lost=True, at_ns=70)
+    assert made.choose(FLOW, at_ns=80) == 1
+    made.publish(90)
+    assert bus.routing.available_share == 0.0
+
+
+def test_a_path_within_another_is_still_a_path() -> None:
+    made = Router({("a", "b"): [["x", "y"], ["x"]]}, Policy(routing=PLAIN), clock=lambda: 0)
+    for _ in range(3):
+        made.observe("y", lost=True, at_ns=1)
+    assert made.choose(FLOW, at_ns=2) == 1
+
+
+def test_a_single_path_is_taken_and_told() -> None:
+    bus = Bus()
+    made = Router({("a", "b"): [["x"]]}, Policy(routing=PLAIN), bus, clock=lambda: 0)
+    assert made.choose(FLOW, at_ns=1) == 0
+    made.publish(2)
+    assert bus.routing.available_share is None
+    made.observe("x", occupancy=0.25, at_ns=3)
+    assert made.choose(FLOW, at_ns=4) == 0
+    made.publish(5)
+    assert bus.routing.available_share == pytest.approx(0.75)
+
+
 def test_unknown_names_and_impossible_values_are_counted_not_raised() -> None:
     made = router()
     made.observe("elsewhere", occupancy=0.5, at_ns=1)
