@@ -258,6 +258,9 @@ class Router:
         on_alternative = alternative >= 0
         if not on_alternative and since >= routing.hold_ns and budget >= 1.0:
             alternative, other = self._cold(state, pair, cold, now_ns)
+        if alternative < 0:  # nowhere to go, or not yet
+            self._took(paths, primary)
+            return pair.primary
         use = choose_binary(
             primary,
             other if known else NAN,
