@@ -1,8 +1,8 @@
 """Time of one routing decision and of one reading, in the process that sends.
 
 Wide path sets (16 shortest paths and 2 detours between 64 hosts) and readings that keep a
-tenth of the links warm, so that decisions do search and move. Beside them plain Python's floor: one
-dictionary look-up and one comparison.
+tenth of the links warm, so that decisions do search and move. Beside them plain Python's floor:
+one dictionary look-up and one comparison.
 """
 
 from __future__ import annotations
