@@ -20,7 +20,7 @@ from xtune.pipelines.rules import EpisodeRules
 _COVERS = 0.5
 # Where more than one port would: its saturated time must fall into the wait to this share of the
 # best one's. A port that is just as busy while nobody waits is innocent.
-_PRECISE = 0.6
+_PRECISE = 0.8
 # Beside another explanation (something waits beyond), saturation and wait must be this nearly the
 # same span.
 _COINCIDES = 0.7

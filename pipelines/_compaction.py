@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from xtune.lake import ConflictError, DataFile, Lake
 from xtune.pipelines._chunks import DAY_ROWS, NS_PER_HOUR, Chunk, plan, touches
-from xtune.pipelines._engine import copy, files_relation
-
-if TYPE_CHECKING:
-    import duckdb
+from xtune.pipelines._engine import Session, files_relation
 
 TABLE = "link_counters"
 # An hour counts as closed this long after its end: collectors flush late.
@@ -27,9 +23,7 @@ class Compacted:
     rows: int = 0
 
 
-def compact(
-    lake: Lake, connection: duckdb.DuckDBPyConnection, day_rows: int = DAY_ROWS
-) -> Compacted:
+def compact(lake: Lake, session: Session, day_rows: int = DAY_ROWS) -> Compacted:
     """Sort what is closed and not sorted yet; what another process changes meanwhile, later."""
     open_from_ns = (lake.clock() - GRACE_NS) // NS_PER_HOUR * NS_PER_HOUR
     by_date: dict[str, list[Chunk]] = defaultdict(list)
@@ -37,7 +31,7 @@ def compact(
         by_date[chunk.date].append(chunk)
     total = Compacted()
     for chunks in by_date.values():
-        done = _compact_date(lake, connection, chunks, open_from_ns)
+        done = _compact_date(lake, session, chunks, open_from_ns)
         total = Compacted(
             files_before=total.files_before + done.files_before,
             files_after=total.files_after + done.files_after,
@@ -47,7 +41,7 @@ def compact(
 
 
 def _compact_date(
-    lake: Lake, connection: duckdb.DuckDBPyConnection, chunks: list[Chunk], open_from_ns: int
+    lake: Lake, session: Session, chunks: list[Chunk], open_from_ns: int
 ) -> Compacted:
     closed = [chunk for chunk in chunks if chunk.start_ns < open_from_ns]
     files = _dirty_files(closed, open_from_ns)
@@ -66,8 +60,7 @@ def _compact_date(
             spans.append((open_from_ns, 2**63 - 1, False))
         for begin, end, compacted in spans:
             path = lake.scratch(TABLE) / f"{begin}.parquet.tmp"
-            written = copy(
-                connection,
+            written = session.copy(
                 f"SELECT * FROM {relation} WHERE epoch_ns(ts) >= {begin} AND epoch_ns(ts) < {end}"
                 " ORDER BY link, ts, source",
                 path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +27,128 @@ _DUCK_TYPES = {
 }
 
 
+@dataclass(kw_only=True)
+class Session:
+    """An in-memory DuckDB for one rebuild or query; a context manager that closes it.
+
+    Attributes:
+        connection: DuckDB's own. All rows of a result are fetched before the next statement: a
+            half-read result blocks the connection.
+        bound: Models that have been held against their contract.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    bound: set[str] = field(default_factory=set)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+
+    def execute(self, sql: str) -> None:
+        """Run a statement for its effect."""
+        self.connection.execute(sql)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of a query."""
+        return self.connection.sql(sql).fetchall()
+
+    def arrow(self, sql: str) -> pa.Table:
+        """Rows of a query as Arrow."""
+        return self.connection.sql(sql).to_arrow_table()
+
+    def set_variables(self, values: Mapping[str, Any]) -> None:
+        """Give models their parameters: ``getvariable('name')``."""
+        for name, value in values.items():
+            self.execute(f"SET VARIABLE {name} = {literal(value)}")
+
+    def view(self, name: str, query: str) -> None:
+        """Name a query."""
+        self.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+
+    def table(self, name: str, query: str) -> None:
+        """Keep a query's rows under a name."""
+        self.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    def load(self, name: str, rows: pa.Table) -> None:
+        """Keep Arrow rows under a name."""
+        self.connection.register("from_arrow", rows)
+        self.table(name, "FROM from_arrow")
+        self.connection.unregister("from_arrow")
+
+    def bind(self, name: str) -> Model:
+        """Bind a model without running it, once, and hold it against the table contract.
+
+        Raises:
+            XtuneError: It does not bind, or its columns are not the contract's.
+        """
+        import duckdb
+
+        model = load_model(name)
+        if name in self.bound:
+            return model
+        try:
+            found = [(row[0], row[1]) for row in self.rows(f"DESCRIBE {model.sql}")]
+        except duckdb.Error as error:
+            raise XtuneError(f"model {name} does not bind: {error}") from error
+        if model.table is not None:
+            wanted = [(f.name, duck_type(f.type)) for f in model.table.schema]
+            if found != wanted:
+                wrong = sorted(set(found) ^ set(wanted)) or "the order of columns"
+                raise XtuneError(f"model {name} does not give the columns of its table: {wrong}")
+        self.bound.add(name)
+        return model
+
+    def create(self, name: str) -> None:
+        """Run a model; its rows are kept under its name, and audited."""
+        model = self.bind(name)
+        self.table(name, model.sql)
+        self.audit(model, name)
+
+    def copy(self, query: str, path: Path, metadata: Mapping[str, str]) -> int:
+        """Write a query's rows to a Parquet file, in order; the number of rows."""
+        [(count,)] = self.connection.execute(
+            f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet, COMPRESSION zstd,"
+            f" KV_METADATA {literal(dict(metadata))})"
+        ).fetchall()
+        return int(count)
+
+    def audit(self, model: Model, relation: str) -> None:
+        """Check what a model promises of its rows: checks of single rows in one scan.
+
+        Raises:
+            XtuneError: One line: the model, the audit, how many rows break it and one of them.
+        """
+        single = [check for check in model.audits if check.kind in _OF_ONE_ROW]
+        suspects = [check for check in model.audits if check.kind not in _OF_ONE_ROW]
+        if single:
+            counts = ", ".join(f"count(*) FILTER (WHERE {_breaks(check)})" for check in single)
+            [found] = self.rows(f"SELECT {counts} FROM {relation}")
+            suspects += [check for check, count in zip(single, found, strict=True) if count]
+        for check in suspects:
+            query = _breaking(check, relation)
+            [(count, example)] = self.rows(f"SELECT count(*), any_value(broken) FROM ({query})")
+            if count:
+                raise XtuneError(
+                    f"model {model.name}: {count} rows break {check}, such as {example}",
+                    "a fault in the pipeline, or a table edited by hand: run rebuild again",
+                )
+
+
 def connect(
-    *, threads: int | None = None, memory_limit: str | None = None, scratch: Path | None = None
-) -> duckdb.DuckDBPyConnection:
+    *, threads: int | None = None, memory: str | None = None, scratch: Path | None = None
+) -> Session:
     """An in-memory DuckDB that keeps the order of rows and spills to ``scratch``.
 
     Args:
         threads: DuckDB's own default (all cores) where None.
-        memory_limit: Such as ``2GB``; DuckDB's own default (80 % of memory) where None.
+        memory: Such as ``2GB``; DuckDB's own default (80 % of memory) where None.
         scratch: Folder for what does not fit into memory.
     """
     import duckdb
 
-    connection = duckdb.connect(":memory:")
+    session = Session(connection=duckdb.connect(":memory:"))
     settings: dict[str, Any] = {
         "enable_progress_bar": False,
         "TimeZone": "UTC",
@@ -49,14 +159,14 @@ def connect(
     }
     if threads is not None:
         settings["threads"] = threads
-    if memory_limit is not None:
-        settings["memory_limit"] = memory_limit
+    if memory is not None:
+        settings["memory_limit"] = memory
     if scratch is not None:
         settings["temp_directory"] = str(scratch)
     for name, value in settings.items():
-        connection.execute(f"SET {name} = {literal(value)}")
-    connection.execute(macros())
-    return connection
+        session.execute(f"SET {name} = {literal(value)}")
+    session.execute(macros())
+    return session
 
 
 def literal(value: Any) -> str:
@@ -75,12 +185,6 @@ def literal(value: Any) -> str:
         return "[" + ", ".join(literal(item) for item in value) + "]"
     text = str(value).replace("'", "''")
     return f"'{text}'"
-
-
-def set_variables(connection: duckdb.DuckDBPyConnection, values: Mapping[str, Any]) -> None:
-    """Give models their parameters: ``getvariable('name')``."""
-    for name, value in values.items():
-        connection.execute(f"SET VARIABLE {name} = {literal(value)}")
 
 
 def files_relation(paths: Iterable[Path]) -> str:
@@ -109,67 +213,21 @@ def duck_type(kind: pa.DataType) -> str:
     return _DUCK_TYPES[kind]
 
 
-def bind(connection: duckdb.DuckDBPyConnection, name: str) -> Model:
-    """Bind a model without running it, and hold it against the table contract.
-
-    Raises:
-        XtuneError: It does not bind, or its columns are not the contract's.
-    """
-    import duckdb
-
-    model = load_model(name)
-    try:
-        found = [(r[0], r[1]) for r in connection.execute(f"DESCRIBE {model.sql}").fetchall()]
-    except duckdb.Error as error:
-        raise XtuneError(f"model {name} does not bind: {error}") from error
-    if model.table is not None:
-        wanted = [(f.name, duck_type(f.type)) for f in model.table.schema]
-        if found != wanted:
-            wrong = sorted(set(found) ^ set(wanted)) or "the order of columns"
-            raise XtuneError(f"model {name} does not give the columns of its table: {wrong}")
-    return model
+_OF_ONE_ROW = ("not_null", "range")
 
 
-def create(connection: duckdb.DuckDBPyConnection, name: str, *, kind: str = "TABLE") -> Model:
-    """Bind a model and keep its rows as a temporary relation of its name, audited if a TABLE."""
-    model = bind(connection, name)
-    connection.execute(f"CREATE OR REPLACE TEMP {kind} {name} AS {model.sql}")
-    if kind == "TABLE":
-        audit(connection, model, name)
-    return model
-
-
-def copy(
-    connection: duckdb.DuckDBPyConnection, query: str, path: Path, metadata: Mapping[str, str]
-) -> int:
-    """Write a query's rows to a Parquet file, in order; the number of rows."""
-    rows = connection.execute(
-        f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet, COMPRESSION zstd,"
-        f" KV_METADATA {literal(dict(metadata))})"
-    ).fetchall()
-    return int(rows[0][0])
-
-
-def audit(connection: duckdb.DuckDBPyConnection, model: Model, relation: str) -> None:
-    """Check what a model promises of its rows.
-
-    Raises:
-        XtuneError: One line: the model, the audit, how many rows break it and one of them.
-    """
-    for check in model.audits:
-        query = _breaking(check, relation)
-        # All rows are fetched everywhere: a half-read result blocks its connection.
-        [(count, example)] = connection.execute(
-            f"SELECT count(*), any_value(broken) FROM ({query})"
-        ).fetchall()
-        if count:
-            raise XtuneError(
-                f"model {model.name}: {count} rows break {check}, such as {example}",
-                "this is a fault in the pipeline or a table edited by hand: run rebuild again",
-            )
+def _breaks(check: Audit) -> str:
+    """Condition that a row breaks a check of single rows."""
+    if check.kind == "not_null":
+        return " OR ".join(f"{column} IS NULL" for column in check.arguments)
+    column, low, high = check.arguments
+    under = f"{column} < {low}" if low != ".." else "false"
+    over = f"{column} > {high}" if high != ".." else "false"
+    return f"{under} OR {over}"
 
 
 def _breaking(check: Audit, relation: str) -> str:
+    """Query of the rows, or keys, that break a check."""
     columns = ", ".join(check.arguments)
     if check.kind == "key":
         return (
@@ -181,12 +239,6 @@ def _breaking(check: Audit, relation: str) -> str:
             f"SELECT here::VARCHAR AS broken FROM (SELECT row({columns}) AS here,"
             f" lag(row({columns})) OVER () AS before FROM {relation}) WHERE before >= here"
         )
-    if check.kind == "not_null":
-        tests = " OR ".join(f"{c} IS NULL" for c in check.arguments)
-        return f"SELECT 'a null' AS broken FROM {relation} WHERE {tests}"
     if check.kind == "range":
-        column, low, high = check.arguments
-        under = f"{column} < {low}" if low != ".." else "false"
-        over = f"{column} > {high}" if high != ".." else "false"
-        return f"SELECT {column}::VARCHAR AS broken FROM {relation} WHERE {under} OR {over}"
-    raise XtuneError(f"there is no audit {check.kind}")
+        columns = check.arguments[0]
+    return f"SELECT row({columns})::VARCHAR AS broken FROM {relation} WHERE {_breaks(check)}"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from xtune.lake import Lake
-from xtune.pipelines._engine import create, empty_relation, files_relation
+from xtune.pipelines._engine import Session, empty_relation, files_relation
 from xtune.pipelines._episodes import Episode
 from xtune.pipelines._identity import Identity
 from xtune.pipelines._topology import Topology
 from xtune.tables import TABLES, list_of
-
-if TYPE_CHECKING:
-    import duckdb
 
 _HEADS = pa.schema(
     [
@@ -47,7 +43,7 @@ _MEMBERS = pa.schema(
 _PAIRS = pa.schema([("episode_id", pa.string()), ("job", pa.string())])
 
 
-def load_episodes(connection: duckdb.DuckDBPyConnection, episodes: Iterable[Episode]) -> None:
+def load_episodes(session: Session, episodes: Iterable[Episode]) -> None:
     """Relations ``episode_heads``, ``episode_spans`` and ``episode_members``."""
     episodes = list(episodes)
     heads = [
@@ -80,32 +76,29 @@ def load_episodes(connection: duckdb.DuckDBPyConnection, episodes: Iterable[Epis
         for e in episodes
         for m in e.members
     ]
-    _load(connection, "episode_heads", pa.Table.from_pylist(heads, schema=_HEADS))
-    _load(connection, "episode_members", pa.Table.from_pylist(members, schema=_MEMBERS))
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE episode_spans AS"
-        " SELECT episode_id, start_ns, end_ns FROM episode_heads"
-    )
+    session.load("episode_heads", pa.Table.from_pylist(heads, schema=_HEADS))
+    session.load("episode_members", pa.Table.from_pylist(members, schema=_MEMBERS))
+    session.table("episode_spans", "SELECT episode_id, start_ns, end_ns FROM episode_heads")
 
 
 def run_impact(
     lake: Lake,
-    connection: duckdb.DuckDBPyConnection,
+    session: Session,
     episodes: list[Episode],
     topology: Topology,
     identity: Identity,
 ) -> None:
     """Make ``collective_impact``, ``link_episodes`` and ``episodes`` (temporary tables)."""
-    load_episodes(connection, episodes)
+    load_episodes(session, episodes)
     for table in ("collectives", "steps"):
         files = lake.files(table)
         relation = (
             files_relation(file.path for file in files) if files else empty_relation(TABLES[table])
         )
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS FROM {relation}")
-    create(connection, "collective_samples")
-    pairs = _strangers(connection, episodes, topology, identity)
-    _load(connection, "episode_jobs", pa.Table.from_pylist(pairs, schema=_PAIRS))
+        session.view(table, f"FROM {relation}")
+    session.create("collective_samples")
+    pairs = _strangers(session, episodes, topology, identity)
+    session.load("episode_jobs", pa.Table.from_pylist(pairs, schema=_PAIRS))
     for name in (
         "collective_episodes",
         "expectations",
@@ -113,19 +106,19 @@ def run_impact(
         "link_episodes",
         "episodes",
     ):
-        create(connection, name)
+        session.create(name)
 
 
 def _strangers(
-    connection: duckdb.DuckDBPyConnection,
+    session: Session,
     episodes: list[Episode],
     topology: Topology,
     identity: Identity,
 ) -> list[dict[str, str]]:
     """Pairs of episode and job that have no host in common, where all hosts are known."""
-    rows = connection.sql(
+    rows = session.rows(
         "SELECT job, host FROM collective_samples WHERE job IS NOT NULL GROUP BY job, host"
-    ).fetchall()
+    )
     known = set(identity.host_of_guid.values())
     hosts: dict[str, set[str] | None] = {}
     for job, host in rows:
@@ -162,9 +155,3 @@ def _hosts_touched(episode: Episode, topology: Topology, identity: Identity) -> 
                 if topology.is_host(adapter) and adapter in identity.host_of_guid:
                     touched.add(identity.host_of_guid[adapter])
     return touched
-
-
-def _load(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    connection.register("from_arrow", rows)
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM from_arrow")
-    connection.unregister("from_arrow")

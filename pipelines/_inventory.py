@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake
-from xtune.pipelines._engine import files_relation
+from xtune.pipelines._engine import Session, files_relation
 from xtune.pipelines._identity import Identity, identify
 from xtune.pipelines._state import RawRecord, State
-
-if TYPE_CHECKING:
-    import duckdb
 
 _PORTS = """
     SELECT host, device, port, node_guid, link, node_description, rate_gbps, width, link_layer,
@@ -46,17 +42,17 @@ class Inventory:
         identity: One name for each port and host.
     """
 
-    def __init__(self, lake: Lake, connection: duckdb.DuckDBPyConnection, state: State) -> None:
+    def __init__(self, lake: Lake, session: Session, state: State) -> None:
         self._lake = lake
         self._state = state
         self._links: dict[str, list[tuple[str, str | None]]] = {}
-        self._look_through(connection)
-        self.topology = _rows(connection, lake, "topology_links", _TOPOLOGY)
-        ports = _rows(connection, lake, "ports", _PORTS)
+        self._look_through(session)
+        self.topology = _rows(session, lake, "topology_links", _TOPOLOGY)
+        ports = _rows(session, lake, "ports", _PORTS)
         hosts: set[str] = set()
         for table in ("collectives", "gpu_samples"):
             query = "SELECT DISTINCT host FROM {} WHERE host IS NOT NULL"
-            hosts |= {row["host"] for row in _rows(connection, lake, table, query)}
+            hosts |= {row["host"] for row in _rows(session, lake, table, query)}
         links = {
             pair for name in {r.links for r in state.raw.values()} for pair in self._set(name)
         }
@@ -73,7 +69,7 @@ class Inventory:
         """Links of one raw file, sorted."""
         return [link for link, _ in self._set(self.record(file).links)]
 
-    def _look_through(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _look_through(self, session: Session) -> None:
         files = {self._name(f): f for f in self._lake.files("link_counters")}
         known = self._state.raw
         for name in known.keys() - files.keys():
@@ -81,12 +77,12 @@ class Inventory:
         for name, file in files.items():
             if name in known and self._state.has([known[name].links]):
                 continue
-            found = connection.sql(
+            found = session.arrow(
                 "SELECT link, any_value(host) AS host, bool_or(rate_gbps IS NULL) AS null_rate,"
                 " bool_or(interval_s IS NOT NULL) AS deltas"
                 f" FROM {files_relation([file.path])} WHERE link IS NOT NULL"
                 " GROUP BY link ORDER BY link"
-            ).to_arrow_table()
+            )
             known[name] = RawRecord(
                 links=self._state.keep_table("links", found.select(["link", "host"])),
                 null_rate=any(found["null_rate"].to_pylist()),
@@ -103,13 +99,11 @@ class Inventory:
         return file.path.relative_to(self._lake.root).as_posix()
 
 
-def _rows(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, table: str, query: str
-) -> list[Mapping[str, Any]]:
+def _rows(session: Session, lake: Lake, table: str, query: str) -> list[Mapping[str, Any]]:
     files = lake.files(table)
     if not files:
         return []
     relation = files_relation(file.path for file in files)
-    found: pa.Table = connection.sql(query.format(relation)).to_arrow_table()
+    found = session.arrow(query.format(relation))
     rows: list[Mapping[str, Any]] = found.to_pylist()
     return rows

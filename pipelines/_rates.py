@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from xtune.lake import Lake
 from xtune.pipelines._chunks import Chunk
-from xtune.pipelines._engine import (
-    audit,
-    bind,
-    copy,
-    create,
-    duck_type,
-    files_relation,
-    set_variables,
-    with_inputs,
-)
+from xtune.pipelines._engine import Session, duck_type, files_relation, with_inputs
 from xtune.pipelines._identity import DEFAULT_TICK, PortFacts
 from xtune.pipelines._model import load_model
 from xtune.tables import LINK_RATES
-
-if TYPE_CHECKING:
-    import duckdb
 
 _FACTS = pa.schema(
     [
@@ -76,20 +63,20 @@ class ChunkResult:
     carry: pa.Table
 
 
-def run_chunk(lake: Lake, connection: duckdb.DuckDBPyConnection, given: ChunkInput) -> ChunkResult:
-    """Compute one chunk; the rules are variables of ``connection`` already."""
+def run_chunk(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
+    """Compute one chunk; the rules are variables of ``session`` already."""
     scratch = lake.scratch("derived/link_rates")
-    _load(connection, given)
-    sorted_file = _samples(connection, given, scratch)
-    _seed(connection)
+    _load(session, given)
+    sorted_file = _samples(session, given, scratch)
+    _seed(session)
     path = scratch / f"{given.chunk.key}.parquet.tmp"
-    model = bind(connection, "link_rates")
-    rows = copy(connection, model.sql, path, lake.metadata("derived/link_rates"))
-    _view(connection, "rates", f"FROM {files_relation([path])}")
-    audit(connection, model, "rates")
-    create(connection, "link_runs")
-    runs = connection.sql("FROM link_runs ORDER BY ALL").to_arrow_table()
-    carry = connection.sql(_CARRY_OUT).to_arrow_table()
+    model = session.bind("link_rates")
+    rows = session.copy(model.sql, path, lake.metadata("derived/link_rates"))
+    session.view("rates", f"FROM {files_relation([path])}")
+    session.audit(model, "rates")
+    session.create("link_runs")
+    runs = session.arrow("FROM link_runs ORDER BY ALL")
+    carry = session.arrow(_CARRY_OUT)
     if not rows:
         path.unlink()
     if sorted_file is not None:
@@ -97,25 +84,10 @@ def run_chunk(lake: Lake, connection: duckdb.DuckDBPyConnection, given: ChunkInp
     return ChunkResult(file=path if rows else None, rows=rows, runs=runs, carry=carry)
 
 
-def _view(connection: duckdb.DuckDBPyConnection, name: str, query: str) -> None:
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
-
-
-def _table(connection: duckdb.DuckDBPyConnection, name: str, query: str) -> None:
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
-
-
-def _arrow_table(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    connection.register("from_arrow", rows)
-    _table(connection, name, "FROM from_arrow")
-    connection.unregister("from_arrow")
-
-
-def _load(connection: duckdb.DuckDBPyConnection, given: ChunkInput) -> None:
+def _load(session: Session, given: ChunkInput) -> None:
     """Relations ``raw``, ``port_facts`` and ``carry``."""
     chunk = given.chunk
-    _view(
-        connection,
+    session.view(
         "raw",
         f"FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
         f" AND epoch_ns(ts) >= {chunk.start_ns} AND epoch_ns(ts) < {chunk.end_ns}",
@@ -130,23 +102,20 @@ def _load(connection: duckdb.DuckDBPyConnection, given: ChunkInput) -> None:
         }
         for raw, port in given.facts.items()
     ]
-    _arrow_table(connection, "port_facts", pa.Table.from_pylist(facts, schema=_FACTS))
-    set_variables(connection, {"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
+    session.load("port_facts", pa.Table.from_pylist(facts, schema=_FACTS))
+    session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
     if given.carry is not None:
-        _arrow_table(connection, "carry", given.carry)
+        session.load("carry", given.carry)
         return
-    sample = bind(connection, "samples_direct").sql
-    _table(
-        connection,
+    sample = session.bind("samples_direct").sql
+    session.table(
         "carry",
         "SELECT *, NULL::INTEGER AS level, NULL::BIGINT AS known_end_ns"
         f" FROM ({sample}) WHERE false",
     )
 
 
-def _samples(
-    connection: duckdb.DuckDBPyConnection, given: ChunkInput, scratch: Path
-) -> Path | None:
+def _samples(session: Session, given: ChunkInput, scratch: Path) -> Path | None:
     """Make ``samples``, sorted by (link, ts) without duplicates, and ``absolute``.
 
     Returns:
@@ -161,50 +130,46 @@ def _samples(
         and all(raw == port.link for raw, port in given.facts.items())
         and len(kinds) <= 1
         and (len(rates) <= 1 or not given.null_rate)
-        and _in_order(connection)
+        and _in_order(session)
     )
     if direct:
         tick, ethernet = next(iter(kinds), (DEFAULT_TICK, False))
         rate = next(iter(rates)) if len(rates) == 1 else None
-        set_variables(connection, {"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
-        _view(connection, "samples", bind(connection, "samples_direct").sql)
-        _view(connection, "absolute", "FROM samples")
+        session.set_variables({"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
+        session.view("samples", session.bind("samples_direct").sql)
+        session.view("absolute", "FROM samples")
         return None
     path = scratch / f"{given.chunk.key}.samples.tmp"
-    model = bind(connection, "samples_merged")
-    copy(connection, model.sql, path, {})
+    model = session.bind("samples_merged")
+    session.copy(model.sql, path, {})
     relation = files_relation([path])
-    audit(connection, model, relation)
-    _view(connection, "samples", f"SELECT * EXCLUDE (used) FROM {relation} WHERE used")
-    _view(
-        connection, "absolute", f"SELECT * EXCLUDE (used) FROM {relation} WHERE interval_s IS NULL"
-    )
+    session.audit(model, relation)
+    session.view("samples", f"SELECT * EXCLUDE (used) FROM {relation} WHERE used")
+    session.view("absolute", f"SELECT * EXCLUDE (used) FROM {relation} WHERE interval_s IS NULL")
     return path
 
 
-def _in_order(connection: duckdb.DuckDBPyConnection) -> bool:
+def _in_order(session: Session) -> bool:
     """Whether ``raw`` as it is read is sorted by (link, ts) without a duplicate."""
-    [(count,)] = connection.execute(
+    [(count,)] = session.rows(
         "SELECT count(*) FROM (SELECT link, ts, lag(link) OVER () AS p_link,"
         " lag(ts) OVER () AS p_ts FROM raw)"
         " WHERE p_link > link OR (p_link = link AND p_ts >= ts)"
-    ).fetchall()
+    )
     return bool(count == 0)
 
 
-def _seed(connection: duckdb.DuckDBPyConnection) -> None:
+def _seed(session: Session) -> None:
     """Make ``seed``: the interval from each link's carried sample to its first one here.
 
     The same model computes it, over two rows a link.
     """
-    _table(
-        connection,
+    session.table(
         "firsts",
         "SELECT * EXCLUDE (p_link) FROM (SELECT *, lag(link) OVER () AS p_link FROM samples)"
         " WHERE p_link IS DISTINCT FROM link",
     )
-    _table(
-        connection,
+    session.table(
         "edge_samples",
         "FROM (SELECT * EXCLUDE (level, known_end_ns) FROM carry"
         " WHERE ts IS NOT NULL AND link IN (SELECT link FROM firsts)"
@@ -212,16 +177,14 @@ def _seed(connection: duckdb.DuckDBPyConnection) -> None:
     )
     schema = LINK_RATES.schema
     nothing = [f"NULL::{duck_type(schema.field(name).type)} AS {name}" for name in _FIGURES]
-    _table(
-        connection,
+    session.table(
         "edge_seed",
         f"SELECT link, level, known_end_ns, {', '.join(nothing)}, NULL::INTEGER AS first_level"
         " FROM carry",
     )
     sql = with_inputs(load_model("link_rates").sql, samples="edge_samples", seed="edge_seed")
-    _table(connection, "edge", sql)
-    _table(
-        connection,
+    session.table("edge", sql)
+    session.table(
         "seed",
         "SELECT firsts.link, coalesce(edge.level, carry.level) AS level,"
         " CASE WHEN edge.level IS NOT NULL THEN epoch_ns(edge.ts) ELSE carry.known_end_ns END"

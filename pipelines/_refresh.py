@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake, Transaction
 from xtune.pipelines._chunks import DAY_ROWS, Chunk, key_start_ns, plan
-from xtune.pipelines._engine import create
+from xtune.pipelines._engine import Session
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._rates import ChunkInput, run_chunk
 from xtune.pipelines._state import ChunkRecord, State, digest
-
-if TYPE_CHECKING:
-    import duckdb
 
 TABLE = "derived/link_rates"
 
@@ -44,14 +40,14 @@ class Refresher:
     def __init__(
         self,
         lake: Lake,
-        connection: duckdb.DuckDBPyConnection,
+        session: Session,
         state: State,
         inventory: Inventory,
         code: str,
         day_rows: int = DAY_ROWS,
     ) -> None:
         self._lake = lake
-        self._connection = connection
+        self._session = session
         self._state = state
         self._inventory = inventory
         self._code = code
@@ -103,7 +99,7 @@ class Refresher:
         records = [self._inventory.record(file) for file in chunk.files]
         result = run_chunk(
             self._lake,
-            self._connection,
+            self._session,
             ChunkInput(
                 chunk=chunk,
                 facts=facts,
@@ -193,9 +189,9 @@ class Refresher:
         return pq.read_table(self._state.path(self._carry)) if self._carry else None
 
     def _check_packets(self) -> list[str]:
-        create(self._connection, "packet_check")
+        self._session.create("packet_check")
         notes = []
-        for row in self._connection.sql("FROM packet_check").to_arrow_table().to_pylist():
+        for row in self._session.arrow("FROM packet_check").to_pylist():
             record = self._lake.inputs().get(row["source"] or "")
             name = record.name if record else row["source"]
             wrong = row["too_large"] or row["too_small"]

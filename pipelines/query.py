@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from xtune.errors import UsageError, XtuneError
 from xtune.lake import Lake
-from xtune.pipelines._engine import connect, empty_relation, files_relation, literal
+from xtune.pipelines._engine import Session, connect, empty_relation, files_relation, literal
 from xtune.tables import TABLES
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def query(
     """
     import duckdb
 
-    with connect(threads=threads, memory_limit=memory) as connection:
-        statements = _statements(connection, sql)
+    with connect(threads=threads, memory=memory) as session:
+        statements = _statements(session, sql)
         paths = []
         for table in TABLES.values():
             files = lake.files(table.name)
@@ -43,23 +43,23 @@ def query(
             relation = (
                 files_relation(file.path for file in files) if files else empty_relation(table)
             )
-            connection.execute(f'CREATE TEMP VIEW "{table.bare_name}" AS FROM {relation}')
-        connection.execute(f"SET allowed_paths = {literal(paths)}")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
+            session.execute(f'CREATE TEMP VIEW "{table.bare_name}" AS FROM {relation}')
+        session.execute(f"SET allowed_paths = {literal(paths)}")
+        session.execute("SET enable_external_access = false")
+        session.execute("SET lock_configuration = true")
         try:
-            result: pa.Table = connection.sql(statements[0].query).to_arrow_table()
+            result: pa.Table = session.arrow(statements[0].query)
         except duckdb.Error as error:
             raise XtuneError(str(error)) from error
     return result
 
 
-def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:
+def _statements(session: Session, sql: str) -> list[duckdb.Statement]:
     import duckdb
 
     hint = "one SELECT, such as: SELECT * FROM link_rates LIMIT 10"
     try:
-        statements = connection.extract_statements(sql)
+        statements = session.connection.extract_statements(sql)
     except duckdb.Error as error:
         raise XtuneError(str(error)) from error
     if len(statements) != 1:

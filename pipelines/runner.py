@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from xtune.errors import NoDataError
 from xtune.lake import Lake
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._compaction import Compacted, compact
-from xtune.pipelines._engine import connect, copy, create, files_relation, set_variables
+from xtune.pipelines._engine import Session, connect, files_relation
 from xtune.pipelines._episodes import Episode, build_episodes
 from xtune.pipelines._impact import run_impact
 from xtune.pipelines._inventory import Inventory
@@ -24,9 +24,6 @@ from xtune.pipelines._stretches import read_stretches
 from xtune.pipelines._topology import Topology
 from xtune.pipelines.rules import EpisodeRules
 from xtune.tables import TABLES
-
-if TYPE_CHECKING:
-    import duckdb
 
 _FINAL = ("derived/link_episodes", "derived/episodes", "derived/collective_impact")
 _EVER_NS = 2**63 - 1
@@ -121,15 +118,15 @@ def rebuild(
     with lake.exclusive("rebuild"):
         state = State.load(lake.root)
         scratch = lake.scratch("derived/link_rates")
-        with connect(threads=threads, memory_limit=memory, scratch=scratch) as connection:
-            set_variables(connection, rules.to_json())
+        with connect(threads=threads, memory=memory, scratch=scratch) as session:
+            session.set_variables(rules.to_json())
             report(0, "compaction")
-            compacted = compact(lake, connection, day_rows)
-            inventory = Inventory(lake, connection, state)
+            compacted = compact(lake, session, day_rows)
+            inventory = Inventory(lake, session, state)
             code = code_digest(rules)
-            refresher = Refresher(lake, connection, state, inventory, code, day_rows)
+            refresher = Refresher(lake, session, state, inventory, code, day_rows)
             refreshed = refresher.run(_ns(since, 0), _ns(until, _EVER_NS), report)
-            _finish(lake, connection, state, inventory, rules, code, report)
+            _finish(lake, session, state, inventory, rules, code, report)
             state.save()
         return _summary(lake, state, inventory, refreshed, compacted)
 
@@ -146,7 +143,7 @@ def code_digest(rules: EpisodeRules) -> str:
 
 def _finish(
     lake: Lake,
-    connection: duckdb.DuckDBPyConnection,
+    session: Session,
     state: State,
     inventory: Inventory,
     rules: EpisodeRules,
@@ -169,21 +166,21 @@ def _finish(
     if known is not None and known.inputs == inputs and set(known.files) == live:
         return
     report(len(keys), "episodes")
-    episodes = _episodes(connection, state, keys, topology, inventory, rules)
+    episodes = _episodes(session, state, keys, topology, inventory, rules)
     report(len(keys) + 1, "impact")
-    run_impact(lake, connection, episodes, topology, inventory.identity)
+    run_impact(lake, session, episodes, topology, inventory.identity)
     with lake.begin() as transaction:
         for table in _FINAL:
             for file in lake.files(table):
                 transaction.remove(file)
-            _write(lake, connection, transaction, table)
+            _write(lake, session, transaction, table)
         transaction.commit()
     files = sorted(_relative(lake, f.path) for table in _FINAL for f in lake.files(table))
     state.tables["final"] = TableRecord(inputs=inputs, files=files, rows=len(episodes))
 
 
 def _episodes(
-    connection: duckdb.DuckDBPyConnection,
+    session: Session,
     state: State,
     keys: list[str],
     topology: Topology,
@@ -196,32 +193,30 @@ def _episodes(
         state.path(name) for name in sorted({state.chunks[k].runs for k in keys})
     )
     last = files_relation([state.path(state.chunks[keys[-1]].carry)])
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW runs AS FROM {runs}")
-    connection.execute(
-        "CREATE OR REPLACE TEMP VIEW last_known AS SELECT link, known_end_ns FROM"
-        f" {last} WHERE level >= {rules.report_level}"
+    session.view("runs", f"FROM {runs}")
+    session.view(
+        "last_known",
+        f"SELECT link, known_end_ns FROM {last} WHERE level >= {rules.report_level}",
     )
-    create(connection, "link_stretches")
-    rows = connection.sql("FROM link_stretches").to_arrow_table().to_pylist()
+    session.create("link_stretches")
+    rows = session.arrow("FROM link_stretches").to_pylist()
     return build_episodes(read_stretches(rows), topology, inventory.identity, rules)
 
 
-def _write(
-    lake: Lake, connection: duckdb.DuckDBPyConnection, transaction: Any, table: str
-) -> None:
+def _write(lake: Lake, session: Session, transaction: Any, table: str) -> None:
     """Write a temporary table of the model's name, one file a date."""
     contract = TABLES[table]
     name = contract.bare_name
-    dates = connection.sql(
+    dates = session.rows(
         f"SELECT DISTINCT strftime({contract.time}::DATE, '%Y-%m-%d') AS date FROM {name}"
         " ORDER BY date"
-    ).fetchall()
+    )
     for (date,) in dates:
         path = lake.scratch(table) / f"{date}.parquet.tmp"
         test = f"strftime({contract.time}::DATE, '%Y-%m-%d') IS NOT DISTINCT FROM '{date}'"
         if date is None:
             test = f"{contract.time} IS NULL"
-        copy(connection, f"FROM {name} WHERE {test}", path, lake.metadata(table))
+        session.copy(f"FROM {name} WHERE {test}", path, lake.metadata(table))
         transaction.adopt(table, path, date=date or "unknown", compacted=True)
 
 

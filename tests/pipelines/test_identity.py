@@ -1,0 +1,130 @@
+"""One name for each port and host, whatever was collected first."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipelines.lakes import A, B, counters, derived, new_lake, put
+from xtune.pipelines import rebuild
+from xtune.pipelines._identity import DEFAULT_TICK, identify, short_names, split_link
+
+GUID = A[:18]
+
+
+def port(**values: Any) -> dict[str, Any]:
+    names = (
+        "host", "device", "port", "node_guid", "link", "node_description", "rate_gbps", "width",
+        "link_layer", "device_family",
+    )  # fmt: skip
+    return {name: values.get(name) for name in names}
+
+
+def test_domains_go_where_the_first_label_is_one_hosts() -> None:
+    assert short_names(["a.x", "b.x", "b.y", "c", "a", "10.0.0.1", "10.0.0.2", "d.x.y"]) == {
+        "a.x": "a",
+        "a": "a",
+        "b.x": "b.x",
+        "b.y": "b.y",
+        "c": "c",
+        "10.0.0.1": "10.0.0.1",
+        "10.0.0.2": "10.0.0.2",
+        "d.x.y": "d",
+    }
+
+
+@pytest.mark.parametrize(
+    ("link", "parts"),
+    [
+        ("n1/mlx5_0/1", ("n1", "mlx5_0", 1)),
+        ("n1.cluster/mlx5_bond_0/1", ("n1.cluster", "mlx5_bond_0", 1)),
+        (A, None),
+        ("unknown-0123456789ab/mlx5_0/1", None),
+        ("strange", None),
+    ],
+)
+def test_split_link(link: str, parts: tuple[str, str, int] | None) -> None:
+    assert split_link(link) == parts
+
+
+def test_host_and_device_meet_their_guid() -> None:
+    rows = [port(host="n1.x", device="mlx5_0", port=1, node_guid=GUID, link=A)]
+    identity = identify(rows, [], [], ["n1/mlx5_0/1", "n2.x/mlx5_0/1"])
+    assert identity.link("n1/mlx5_0/1") == A
+    assert identity.link("n1.x/mlx5_0/1") == A
+    assert identity.link("n2.x/mlx5_0/1") == "n2/mlx5_0/1"
+    assert identity.link(A) == A
+    assert identity.host_of_link(A) == "n1"
+    assert identity.host_of_link("n2/mlx5_0/1") == "n2"
+    assert identity.host_of_link(B) is None
+
+
+def test_a_node_description_with_exactly_one_known_host_tells() -> None:
+    described = [port(port=1, node_guid=GUID, link=A, node_description="n1 mlx5_0")]
+    identity = identify(described, [], [], ["n1.cluster/mlx5_0/1"])
+    assert identity.link("n1.cluster/mlx5_0/1") == A
+    # Two known hosts in one description: not told apart, so not guessed.
+    both = [port(port=1, node_guid=GUID, link=A, node_description="n1 n2 mlx5_0")]
+    identity = identify(both, [], [], ["n1/mlx5_0/1", "n2/mlx5_0/1"])
+    assert identity.link("n1/mlx5_0/1") == "n1/mlx5_0/1"
+    assert identity.host_of_guid == {}
+    # A host that nothing else names is not known.
+    assert identify(described, [], [], []).host_of_guid == {}
+
+
+def test_the_topology_tells_too() -> None:
+    rows = [
+        {
+            "src_guid": GUID, "src_name": "n1 mlx5_3", "src_port": 1, "dst_guid": B[:18],
+            "dst_name": "leaf", "dst_port": 2, "rate_gbps": 200.0, "tier": 0,
+        }
+    ]  # fmt: skip
+    identity = identify([], rows, ["n1"], [])
+    assert identity.guids == {("n1", "mlx5_3", 1): GUID}
+    assert identity.port("n1/mlx5_3/1").rate_gbps == 200.0
+
+
+def test_two_adapters_of_one_name_stay_apart() -> None:
+    """Two pods call themselves n1."""
+    rows = [
+        port(host="n1", device="mlx5_0", port=1, node_guid=guid, link=f"{guid}/1")
+        for guid in (A[:18], B[:18])
+    ]
+    identity = identify(rows, [], [], ["n1/mlx5_0/1"])
+    assert identity.link("n1/mlx5_0/1") == "n1/mlx5_0/1"
+    assert identity.notes == ["n1/mlx5_0/1 is 2 different adapters: kept apart"]
+
+
+def test_facts_come_from_the_newest_row_that_has_them() -> None:
+    rows = [
+        port(link=A, rate_gbps=100.0, link_layer="InfiniBand", device_family="Switch-IB"),
+        port(link=A, rate_gbps=200.0, width="2X"),
+        port(link=A),
+    ]
+    facts = identify(rows, [], [], []).port(A)
+    assert (facts.rate_gbps, facts.ethernet, facts.tick) == (200.0, False, 32.0 * 4)
+    assert identify([], [], [], []).port(B).tick == DEFAULT_TICK
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_order_of_collection_does_not_matter(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """Telegraf names the port by host, the fabric by GUID; a third source knows both."""
+    by_host = counters([0, 2], "n1.x/mlx5_0/1", port_xmit_data=[0, 10**9])
+    by_guid = counters([1, 3], A, port_xmit_data=[5 * 10**8, 15 * 10**8])
+    parts: list[tuple[str, list[dict[str, Any]]]] = [
+        ("link_counters", by_host),
+        ("link_counters", by_guid),
+        ("ports", [port(host="n1", device="mlx5_0", port=1, node_guid=GUID, link=A)]),
+    ]
+    lake = new_lake(tmp_path / "lake")
+    for place in order:
+        put(lake, *parts[place], source=f"{place:012d}")
+        rebuild(lake)
+    assert [(row["ts"], row["link"], row["tx_gbps"]) for row in derived(lake, "link_rates")] == [
+        (1.0, A, 16.0),
+        (2.0, A, 16.0),
+        (3.0, A, 16.0),
+    ]

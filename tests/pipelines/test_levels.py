@@ -1,0 +1,144 @@
+"""Levels and stretches against plain Python, over whatever is known and however time is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipelines.lakes import LINE_BYTES_S, A, at
+from xtune.pipelines import EpisodeRules
+from xtune.pipelines._engine import Session, connect, empty_relation, with_inputs
+from xtune.pipelines._model import load_model
+from xtune.tables import LINK_COUNTERS, LINK_RATES
+
+RULES = EpisodeRules(max_gap_s=3.0, min_length_s=2.0, min_samples=2)
+FIGURES = [c.name for c in LINK_RATES.columns if c.name not in ("ts", "link", "level")]
+Waits = list[float | None]
+# None: nothing is known of that interval. The values are on, between and outside the thresholds.
+WAITS = st.lists(
+    st.sampled_from([None, 0.0, 0.01, 0.015, 0.02, 0.1, 0.12, 0.15, 0.3, 0.35, 0.4, 0.5, 1.0]),
+    min_size=1,
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with connect(threads=1) as opened:
+        opened.set_variables({**RULES.to_json(), "tick": 8.0, "rate_gbps": 1, "ethernet": False})
+        opened.execute(f"CREATE TEMP VIEW raw AS FROM {empty_relation(LINK_COUNTERS)}")
+        opened.view("samples_direct", opened.bind("samples_direct").sql)
+        opened.execute("CREATE TEMP TABLE samples AS FROM samples_direct")
+        opened.execute(
+            "CREATE TEMP TABLE carry AS SELECT *, NULL::INTEGER AS level,"
+            " NULL::BIGINT AS known_end_ns FROM samples"
+        )
+        yield opened
+
+
+def levels_of(waits: Waits) -> list[int | None]:
+    """The contract's level after each interval of one second."""
+    level, unknown_s, out = 0, 0.0, list[int | None]()
+    for wait in waits:
+        if wait is None:
+            unknown_s += 1
+            out.append(None)
+            continue
+        if unknown_s > RULES.max_gap_s:
+            level = 0  # what it was is too long ago
+        enter = sum(wait >= threshold for threshold in RULES.enter_wait)
+        leave = sum(wait >= threshold for threshold in RULES.exit_wait)
+        level = min(max(level, enter), leave)
+        unknown_s = 0.0
+        out.append(level)
+    return out
+
+
+@dataclass
+class Island:
+    """One stretch: first and last interval that is congested."""
+
+    first: int
+    last: int
+    count: int = 1
+    end_unknown: bool = False
+
+
+def islands_of(levels: list[int | None]) -> list[Island]:
+    """Stretches of congested intervals of one second, as the contract has them."""
+    found: list[Island] = []
+    for index, level in enumerate(levels):
+        if level is None or level < 2:
+            continue
+        gap = index - found[-1].last - 1 if found else 10**9
+        between = levels[found[-1].last + 1 : index] if found else []
+        unknown_only = all(v is None for v in between)
+        if gap <= RULES.max_gap_s or (unknown_only and gap <= 1):
+            found[-1].last = index
+            found[-1].count += 1
+        else:
+            found.append(Island(index, index))
+    for island in found:
+        after = levels[island.last + 1 :]
+        known = next((i for i, v in enumerate(after) if v is not None), None)
+        island.end_unknown = known is None or known > RULES.max_gap_s
+    return [i for i in found if i.count >= 2 and i.last + 1 - i.first >= RULES.min_length_s]
+
+
+def load(session: Session, waits: Waits) -> None:
+    """Make ``samples`` of deltas, one second each."""
+    size = len(waits)
+    schema = session.arrow("FROM samples LIMIT 0").schema
+    columns: dict[str, Any] = {f.name: pa.nulls(size, f.type) for f in schema}
+    columns["link"] = pa.array([A] * size)
+    columns["ts"] = pa.array([at(i + 1) for i in range(size)]).cast(pa.timestamp("ns", tz="UTC"))
+    columns["interval_s"] = pa.array([1.0] * size)
+    columns["data_rate_bytes_s"] = pa.array([float(LINE_BYTES_S)] * size)
+    columns["tick"] = pa.array([8.0] * size)
+    # -1: the source has the counter and it is saturated.
+    ticks = [-1 if w is None else round(w * LINE_BYTES_S / 8) for w in waits]
+    columns["wait_ticks"] = pa.array(ticks, pa.int64())
+    session.connection.register("given_samples", pa.table(columns))
+
+
+def model_levels(session: Session, waits: Waits) -> list[int | None]:
+    load(session, waits)
+    figures = ", ".join(f"NULL::DOUBLE AS {name}" for name in FIGURES)
+    seed = (
+        "(SELECT link, level, known_end_ns, NULL::TIMESTAMPTZ_NS AS ts,"
+        f" NULL::INTEGER AS first_level, {figures} FROM carry)"
+    )
+    sql = with_inputs(load_model("link_rates").sql, samples="given_samples", seed=seed)
+    session.execute(f"CREATE OR REPLACE TEMP TABLE rates AS {sql}")
+    return [row[0] for row in session.rows("SELECT level FROM rates ORDER BY ts")]
+
+
+@given(waits=WAITS)
+@settings(max_examples=60, deadline=None)
+def test_levels_are_the_state_machines(session: Session, waits: Waits) -> None:
+    assert model_levels(session, waits) == levels_of(waits)
+
+
+@given(waits=WAITS)
+@settings(max_examples=40, deadline=None)
+def test_stretches_are_gaps_and_islands(session: Session, waits: Waits) -> None:
+    levels = model_levels(session, waits)
+    session.create("link_runs")
+    session.execute("CREATE OR REPLACE TEMP VIEW runs AS FROM link_runs")
+    session.execute(
+        "CREATE OR REPLACE TEMP VIEW last_known AS SELECT link, epoch_ns(max(ts)) AS known_end_ns"
+        " FROM rates WHERE level IS NOT NULL GROUP BY link"
+    )
+    session.create("link_stretches")
+    rows = session.rows(
+        "SELECT start_ns, end_ns, samples, end_unknown FROM link_stretches WHERE kind = 'wait'"
+        " ORDER BY start_ns"
+    )
+    expected = [(at(i.first), at(i.last + 1), i.count, i.end_unknown) for i in islands_of(levels)]
+    assert rows == expected

@@ -1,0 +1,101 @@
+"""query: every table by its bare name, one SELECT, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.lakes import A, B, new_lake, port_rows, put
+from xtune.errors import UsageError, XtuneError
+from xtune.lake import Lake
+from xtune.pipelines import list_episodes, query, rebuild
+from xtune.tables import TABLES
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    made = new_lake(tmp_path_factory.mktemp("query") / "lake")
+    put(made, "link_counters", port_rows(A, [0, 0.6, 0.6, 0.6, 0]))
+    put(made, "link_counters", port_rows(B, [0, 0.2, 0.2, 0.2, 0.2, 0.2]), source="1" * 12)
+    rebuild(made)
+    return made
+
+
+def test_every_table_by_its_bare_name(lake: Lake) -> None:
+    for table in TABLES.values():
+        found = query(lake, f"SELECT * FROM {table.bare_name} LIMIT 3")
+        assert found.column_names == table.schema.names
+
+
+def test_figures(lake: Lake) -> None:
+    sql = "SELECT link, count(*) AS n, max(wait_fraction) AS w FROM link_rates GROUP BY link"
+    found = query(lake, f"{sql} ORDER BY link").to_pylist()
+    assert found == [{"link": A, "n": 5, "w": 0.6}, {"link": B, "n": 6, "w": 0.2}]
+    assert query(lake, "FROM link_episodes SELECT link ORDER BY 1;")["link"].to_pylist() == [A, B]
+    assert query(lake, "WITH x AS (SELECT 1 AS a) SELECT * FROM x").to_pylist() == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TABLE t AS SELECT 1",
+        "DROP VIEW link_rates",
+        "COPY link_rates TO 'x.parquet'",
+        "SET threads = 1",
+        "INSERT INTO link_rates SELECT * FROM link_rates",
+        "ATTACH 'x.duckdb'",
+        "PRAGMA database_size",
+        "SELECT 1; SELECT 2",
+        "",
+    ],
+)
+def test_only_one_select(lake: Lake, sql: str) -> None:
+    with pytest.raises(UsageError, match="a query is"):
+        query(lake, sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SELECT * FROM glob('/*')",
+        "SELECT * FROM read_parquet('../**/*.parquet')",
+    ],
+)
+def test_nothing_outside_the_lake(lake: Lake, sql: str) -> None:
+    with pytest.raises(XtuneError):
+        query(lake, sql)
+
+
+def test_nothing_of_python_can_be_seen(lake: Lake) -> None:
+    secret = query(lake, "SELECT 1 AS x")
+    with pytest.raises(XtuneError):
+        query(lake, "SELECT * FROM secret")
+    assert secret.num_rows == 1
+
+
+def test_a_wrong_column_gets_duckdbs_candidates(lake: Lake) -> None:
+    with pytest.raises(XtuneError, match=r'Candidate bindings: .*"utilization"'):
+        query(lake, "SELECT utilisation FROM link_rates")
+    with pytest.raises(XtuneError, match="syntax error"):
+        query(lake, "SELEC 1")
+
+
+def test_listing(lake: Lake) -> None:
+    episodes, members = list_episodes(lake)
+    assert episodes["links"].to_pylist() == [[B], [A]]  # no cost is known: the longest first
+    assert members["link"].to_pylist() == [B, A]
+    assert episodes.schema.names == TABLES["derived/episodes"].schema.names
+    assert members.schema.names == TABLES["derived/link_episodes"].schema.names
+    episodes, members = list_episodes(lake, top=1)
+    assert members["link"].to_pylist() == [B]
+    assert list_episodes(lake, link=A)[0]["links"].to_pylist() == [[A]]
+    assert list_episodes(lake, job="llm")[0].num_rows == 0
+
+
+def test_listing_a_lake_never_rebuilt(tmp_path: Path) -> None:
+    episodes, members = list_episodes(new_lake(tmp_path / "lake"))
+    assert (episodes.num_rows, members.num_rows) == (0, 0)
