@@ -12,10 +12,13 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-PREFIX = re.compile(
+_MARK = re.compile(r" NCCL (?:INFO|WARN|CALL) ")
+# What stands before the mark; a WARN has its place in the source, too.
+_PREFIX = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.\-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"
-    r"(?: \[-?\d+\])?(?: [\w./\-]+:\d+(?: \([^)]*\))?)? NCCL (?:INFO|WARN|CALL) "
+    r"(?: \[-?\d+\])?(?: [\w./\-]+:\d+(?: \([^)]*\))?)?$"
 )
+_MAX_PREFIX = 512
 _POINTER = r"(?:0x[0-9a-f]+|\(nil\))"
 COLLECTIVE = re.compile(
     rf"(?P<name>[A-Z][A-Za-z]+): opCount (?P<op_count>[0-9a-f]+) sendbuff {_POINTER}"
@@ -79,14 +82,21 @@ def split_messages(line: str, processes: Collection[Process] | None) -> tuple[st
     other text (``stream 0x55f0node-1:7:7``) is cut to the process it fits in ``processes``; where
     none or several fit, the message has no process. ``None`` finds clean starts only.
     """
-    prefixes = list(PREFIX.finditer(line))
-    if not prefixes:
+    marks = []
+    end = 0
+    for mark in _MARK.finditer(line):
+        start = max(end, mark.start() - _MAX_PREFIX)
+        prefix = _PREFIX.search(line[start : mark.start()])
+        if prefix:
+            marks.append((start + prefix.start(), mark.end(), prefix))
+            end = mark.end()
+    if not marks:
         return line, []
-    head = line[: prefixes[0].start()]
+    head = line[: marks[0][0]]
     messages: list[Message] = []
-    for index, prefix in enumerate(prefixes):
-        cut = index + 1 < len(prefixes)
-        body = line[prefix.end() : prefixes[index + 1].start() if cut else len(line)]
+    for index, (_, body_start, prefix) in enumerate(marks):
+        cut = index + 1 < len(marks)
+        body = line[body_start : marks[index + 1][0] if cut else len(line)]
         pid, tid = int(prefix["pid"]), int(prefix["tid"])
         process: Process | None = None
         if index == 0 and _clean(head):

@@ -29,8 +29,8 @@ _START = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
 _VALIDATION = re.compile(
     r"valid(?:ation)? loss at iteration\s+(\d{1,18})\b[^|]*\|\s*lm loss value:\s*(\S+)"
 )
-_LAST = re.compile(r"number\s*of\s*nan\s*iterations\s*:\s*\d+")
-_FIELD = re.compile(r"^(.*?)\s*:?\s*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf|infinity))$", re.I)
+_LAST = re.compile(r"numberofnaniterations:\d")
+_BARE = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)$", re.I)
 _NOT_MORE = re.compile(r"^\s*(?:time \(ms\)|-{10}|\[\d{4}-|Traceback)")
 _MAX_WRAPPED = 12
 
@@ -194,17 +194,20 @@ class _Log:
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    return "".join(text.split())
 
 
 def _fields(text: str) -> dict[str, float]:
     """Values of a record by name without blanks: a wrap may fall within a name."""
     found: dict[str, float] = {}
-    for part in text.split("|"):
-        field = _FIELD.match(part.strip())
-        value = real(field[2]) if field else None
-        if field and value is not None:
-            found.setdefault(_squeezed(field[1]).lower(), value)
+    for part in _squeezed(text).split("|"):
+        name, _, shown = part.rpartition(":")
+        if not name:  # the oldest versions have no colon: loss scale 8192.0
+            number = _BARE.search(part)
+            name, shown = (part[: number.start()], number[0]) if number else ("", "")
+        value = real(shown)
+        if name and value is not None:
+            found.setdefault(name.lower(), value)
     return found
 
 

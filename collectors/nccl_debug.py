@@ -47,6 +47,15 @@ from xtune.collectors._values import as_extra, natural, small
 # Numbers that NCCL printed before it printed names (src/include/nccl_common.h).
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _POINTER = re.compile(r" comm (0x[0-9a-f]+) \[nranks=")
+_WORDS = (
+    b"opCount ",
+    b" comm 0x",
+    b" Bytes -> ",
+    b"sendbuff ",
+    b"recvbuff ",
+    b"datatype ",
+    b"[nranks=",
+)
 _KEEP_APART = "set NCCL_DEBUG_FILE=%h.%p to keep ranks apart"
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
@@ -81,7 +90,8 @@ class NcclDebug(Collector):
 
 
 def _of_interest(line: Line) -> bool:
-    return b" NCCL " in line.data or b"opCount " in line.data
+    """Whether a line may hold a COLL, TUNING or Init message or a piece of one: most do not."""
+    return any(word in line.data for word in _WORDS)
 
 
 def _survey_line(line: Line, survey: Survey) -> None:
@@ -111,7 +121,7 @@ class _Log:
 
     def line(self, line: Line) -> Iterator[Item]:
         """Read one physical line."""
-        if self._open is None and not _of_interest(line) and not FRAGMENT.search(line.text):
+        if self._open is None and not _of_interest(line):
             return
         text = line.text
         head, messages = split_messages(text, self._survey.processes)

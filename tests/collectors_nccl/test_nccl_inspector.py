@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.samples import samples
 from xtune.collectors.nccl_inspector import COLLECTOR
+from xtune.collectors.nccl_inspector_prom import COLLECTOR as PROM
 
 HEADER = {"id": "0x0abc", "rank": 3, "n_ranks": 8, "nnodes": 2, "comm_name": "DP Group 0"}
 METADATA = {
@@ -180,3 +181,54 @@ def test_documented_records() -> None:
         assert algbw == pytest.approx(row["algbw_gigabytes_s"], rel=1e-6)
     assert plain["busbw_gigabytes_s"] / plain["algbw_gigabytes_s"] == pytest.approx(2 * 7 / 8)
     assert verbose["busbw_gigabytes_s"] / verbose["algbw_gigabytes_s"] == pytest.approx(7 / 8)
+
+
+LABELS = (
+    'version="v5.1",slurm_job_id="77",node="Node-A",gpu="GPU0",comm_name="DP Group 0",'
+    'n_nodes="1",nranks="4",collective="AllReduce",message_size="4-5GB",algo_proto="Ring_ll"'
+)
+
+
+def test_prometheus_text(tmp_path: Path) -> None:
+    other = LABELS.replace("AllReduce", "AllGather").replace("77", "unknown")
+    data = (
+        f"nccl_bus_bandwidth_gbs{{{LABELS}}} 678.25\n"
+        f"nccl_bus_bandwidth_gbs{{{other}}} 0\nnonsense\n"
+        f"nccl_collective_exec_time_microseconds{{{LABELS}}} 9498.5\n"
+        f"nccl_collective_exec_time_microseconds{{{other}}} 1"
+    ).encode()
+    assert PROM.claim(tmp_path, data) > 0.9 and COLLECTOR.claim(tmp_path, data) == 0.0
+    read = read_bytes(PROM, data, tmp_path, ctx=context(job="given"))
+    assert [reject.offset.split(" (")[0] for reject in read.rejects] == ["line 3", "line 5"]
+    names = ("op", "job", "host", "comm_size", "algorithm", "protocol")
+    first, second = read.rows
+    assert some(first, *names) == ("all_reduce", "77", "node-a", 4, "RING", "LL")
+    assert some(first, "busbw_gigabytes_s", "duration_ns") == (678.25, 9_498_500)
+    # A range is no size, and a name is no communicator.
+    assert some(first, "message_bytes", "comm", "seq") == (None, None, None)
+    assert some(first["extra"], "message_size", "comm_name") == ("4-5GB", "DP Group 0")
+    assert some(second, "op", "job", "busbw_gigabytes_s") == ("all_gather", "given", None)
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damaged_prometheus_text(tmp_path: Path, data: st.DataObject) -> None:
+    good = f"nccl_bus_bandwidth_gbs{{{LABELS}}} 678.25\n".encode()
+    odd = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 5))):
+        odd[data.draw(st.integers(0, len(odd) - 2))] = data.draw(st.integers(0, 255))
+    PROM.claim(tmp_path, bytes(odd))
+    rows = read_bytes(PROM, good + bytes(odd) + good, tmp_path).rows
+    assert rows[0]["busbw_gigabytes_s"] == 678.25
+
+
+@pytest.mark.shared_samples
+def test_documented_prometheus_lines() -> None:
+    path = samples("nccl_inspector", "nccl_readme_prom.prom")
+    assert PROM.claim(path, path.read_bytes()) > 0.9
+    read = read_path(PROM, path)
+    assert [some(r, "op", "duration_ns") for r in read.rows] == [
+        ("all_reduce", 9_498_470), ("send", 1_154_870),
+    ]  # fmt: skip
