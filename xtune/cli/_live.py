@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -49,8 +50,11 @@ def sample_host(
         )
     host = context.host or socket.gethostname().lower()
     held: list[Rows] = []
+    source = secrets.token_hex(6)
     rejected: set[str] = set()
     rows = missed = tick = 0
+    until = "until interrupted" if duration_s is None else f"for {duration_s:g} s"
+    note(f"sampling {host} every {interval_s:g} s {until}")
     began = flushed = time.monotonic()
     try:
         while duration_s is None or tick * interval_s < duration_s:
@@ -72,11 +76,11 @@ def sample_host(
             held += _rows(items)
             tick += 1
             if time.monotonic() - flushed >= FLUSH_S:
-                rows += _flush(lake, held)
+                rows += _flush(lake, held, source, host, root)
                 flushed = time.monotonic()
     except KeyboardInterrupt:
         note("interrupted: what was sampled is kept")
-    rows += _flush(lake, held)
+    rows += _flush(lake, held, source, host, root)
     if json:
         emit_json(
             {
@@ -100,9 +104,15 @@ def _rows(items: Iterator[Item]) -> list[Rows]:
     return [item for item in items if isinstance(item, Rows)]
 
 
-def _flush(lake: Lake, held: list[Rows]) -> int:
-    """Write what is held in one transaction; returns the number of rows."""
+def _flush(lake: Lake, held: list[Rows], source: str, host: str, root: Path) -> int:
+    """Write what is held in one transaction; returns the number of rows.
+
+    All flushes of one run are one input of the ledger: ``source`` is its id.
+    """
     import pyarrow as pa
+
+    from xtune.collectors.ib_sysfs import COLLECTOR
+    from xtune.lake import InputRecord
 
     by_table: dict[str, list[pa.RecordBatch]] = {}
     for item in held:
@@ -111,7 +121,21 @@ def _flush(lake: Lake, held: list[Rows]) -> int:
     if by_table:
         with lake.begin() as transaction:
             for name, batches in by_table.items():
-                transaction.write(name, pa.Table.from_batches(batches))
+                transaction.write(name, pa.Table.from_batches(batches), source=source)
+            transaction.record(
+                InputRecord(
+                    id=source,
+                    name=f"{host}:{root}, live",
+                    path=str(root.absolute()),
+                    content=source,  # what was sampled cannot be read again
+                    size=0,
+                    head="",
+                    parser=COLLECTOR.name,
+                    parser_version=COLLECTOR.version,
+                    whose={"host": host},
+                    time_ns=time.time_ns(),
+                )
+            )
             transaction.commit()
     held.clear()
     return count

@@ -121,7 +121,7 @@ def _context(
     if tz is not None:
         try:
             ZoneInfo(tz)
-        except (OSError, ValueError) as error:
+        except (OSError, KeyError, ValueError) as error:
             raise UsageError(f"--tz: {tz!r} is not a time zone", "e.g. Europe/Berlin") from error
     if time_from not in (None, "mtime", "name", "now"):
         raise UsageError(f"--time-from: {time_from!r} is not mtime, name or now")
