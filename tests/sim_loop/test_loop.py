@@ -57,6 +57,21 @@ def test_measured_collective_time_scales_every_phase() -> None:
     assert two.metrics["mean_comm_s"] == pytest.approx(2 * one.metrics["mean_comm_s"], rel=0.01)
 
 
+def test_half_of_a_two_phase_exchange_is_a_ring() -> None:
+    """Only the all-to-all crosses the spines more than the ring of the all-reduce does.
+
+    Four hosts a leaf over two uplinks: 12 of 15 destinations are under other leaves, so the
+    uplinks take 4 * 12/15 / 2 = 1.6 times as long as the hosts' own ports, for half of the bytes.
+    """
+    ring_s = 2 * 15 / 16 * 2e8 * 8 / (GBPS * 1e9)
+    c = made(ranks=16.0, job_hosts=16.0, hosts=16.0, collective_s=ring_s)
+    policy = preset("compression_only")  # uncompressed as long as it warms up
+    policy = replace(policy, compression=replace(policy.compression, warmup_iterations=10**6))
+    r = run(policy, c, iterations=20)
+    assert r.metrics["ratio_vs_bf16"] == pytest.approx(0.0, abs=1e-3)
+    assert r.metrics["mean_comm_s"] == pytest.approx(4 * ring_s * (1.6 + 1.0) / 2, rel=0.02)
+
+
 def test_an_episode_slows_the_fixed_path_by_its_depth() -> None:
     # Episodes without gaps, nearly: the mean gap is at least a twentieth of the length.
     c = made(

@@ -27,7 +27,7 @@ def test_dense_by_hand() -> None:
     wire = work.under(controller.plan)
     # 2 * 7/8 of 2e8 bytes, and a header of 32 bytes to each of 7 ranks.
     assert wire.bucket_bytes == (350_000_000 + 7 * 32,) * BUCKETS
-    assert wire.collective == "ring"
+    assert wire.patterns == ("ring",)
     assert work.bf16_bytes == 4 * 350_000_000
     assert work.fp32_bytes == 2 * work.bf16_bytes
 
@@ -36,7 +36,7 @@ def test_four_bits_are_a_quarter_of_bf16_and_scales() -> None:
     work, controller = workload("joint", codec_s_per_element=1e-11)
     plan = replace(controller.plan, mode="quantise", bits=(4,) * len(work.layers))
     wire = work.under(plan)
-    assert wire.collective == "all_to_all"
+    assert wire.patterns == ("all_to_all", "ring")
     # 4 + 16/256 bits of 16; block padding and headers are below a thousandth.
     assert wire.total_bytes / work.bf16_bytes == pytest.approx(4.0625 / 16, rel=1e-3)
     assert wire.total_bytes == plan_wire_bytes(

@@ -184,12 +184,12 @@ class _Loop:
             if self.compressing and controller.due(step):
                 if self.routing_side is not None:
                     size = traffic.bucket_bytes[-1]
-                    self.routing_side.tell(self._occupancy(traffic.collective, size, now), now)
+                    self.routing_side.tell(self._occupancy(traffic.patterns, size, now), now)
                 # One rank stands for all: its readings are those of the slowest.
                 report = controller.report()
                 controller.agree(step, report)
                 # The side all-reduce carries one more number: whether a rank failed.
-                sent += wire.side_bytes(len(report) + 1, workload.world)
+                sent += wire.side_bytes(len(report), workload.world)
                 regulations += 1
                 now += c["regulation_s"]
             step += 1
@@ -227,29 +227,36 @@ class _Loop:
         ):
             ready = compute_s * share
             begin = max(ready, end)
-            takes = self._transfer(traffic.collective, size, start + begin) + codec
+            takes = self._transfer(traffic.patterns, size, start + begin) + codec
             end = begin + takes
             comm += takes
             self.completions.append(end - ready)
         return max(compute_s, end), comm
 
-    def _transfer(self, collective: str, size: int, at_s: float) -> float:
-        """Seconds of one bucket that starts at a time."""
-        stretch = self.background.at(at_s)
-        return self._phase(collective, size, stretch.state, stretch.place)
+    def _transfer(self, patterns: tuple[str, ...], size: int, at_s: float) -> float:
+        """Seconds of one bucket that starts at a time: its patterns one after the other."""
+        end = at_s
+        for pattern in patterns:
+            stretch = self.background.at(end)
+            end += self._phase(pattern, size // len(patterns), stretch.state, stretch.place)
+        return self.latency_s + (end - at_s)
 
-    def _phase(self, collective: str, size: int, state: State, place: int) -> float:
+    def _phase(self, pattern: str, size: int, state: State, place: int) -> float:
         place %= SAMPLES
-        key = (collective, size, state, place)
+        key = (pattern, size, state, place)
         found = self._times.get(key)
         if found is None:
-            seconds = self.phases.seconds(collective, size, state, place)
-            found = self._times[key] = self.latency_s + self.scale * seconds
+            seconds = self.phases.seconds(pattern, size, state, place)
+            found = self._times[key] = self.scale * seconds
         return found
 
-    def _occupancy(self, collective: str, size: int, at_s: float) -> float:
+    def _occupancy(self, patterns: tuple[str, ...], size: int, at_s: float) -> float:
+        """Of the pattern that fills the queues most."""
         stretch = self.background.at(at_s)
-        return self.phases.sample(collective, size, stretch.state, stretch.place).occupancy
+        return max(
+            self.phases.sample(p, size // len(patterns), stretch.state, stretch.place).occupancy
+            for p in patterns
+        )
 
     def _loss(self, progress: float) -> float:
         c = self.calibration

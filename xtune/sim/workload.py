@@ -10,18 +10,23 @@ from xtune.policies.plan import Layer, Plan
 from xtune.policies.spec import Compression
 from xtune.sim.calibration import Calibration, LayerShape
 
+RING = ("ring",)
+# Shares go to their owners, results come back by all-gather, which NCCL and gloo run as a ring.
+TWO_PHASE = ("all_to_all", "ring")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
     """One iteration's traffic under a plan, sent per rank.
 
     Attributes:
-        collective: Pattern of the flows: ``ring`` or ``all_to_all``.
+        patterns: Patterns of the flows that each bucket's bytes are shared by in equal parts, one
+            after the other: a ring; or an all-to-all, then the ring of an all-gather.
         bucket_bytes: Bytes of each bucket, in the order they are sent.
         codec_s: Time to encode, sum and decode each bucket.
     """
 
-    collective: str
+    patterns: tuple[str, ...]
     bucket_bytes: tuple[int, ...]
     codec_s: tuple[float, ...]
 
@@ -98,16 +103,16 @@ class Workload:
         counts = self.bucket_elements()
         if plan.mode == "dense":
             sizes = [wire.dense_bucket_bytes(n, self.element_bytes, self.world) for n in counts]
-            return Wire(collective="ring", bucket_bytes=tuple(sizes), codec_s=(0.0,) * len(counts))
+            return Wire(patterns=RING, bucket_bytes=tuple(sizes), codec_s=(0.0,) * len(counts))
         codec = tuple(n * self._codec_s for n in counts)
         if plan.mode == "drop":
             keep = self._compression.drop_keep_share
             sizes = [wire.drop_wire_bytes(n, keep, self.world) for n in counts]
-            return Wire(collective="ring", bucket_bytes=tuple(sizes), codec_s=codec)
+            return Wire(patterns=RING, bucket_bytes=tuple(sizes), codec_s=codec)
         sizes = [self._two_phase(bucket, plan.bits) for bucket in self.buckets]
         if plan.mode != "quantise":
             codec = (0.0,) * len(counts)
-        return Wire(collective="all_to_all", bucket_bytes=tuple(sizes), codec_s=codec)
+        return Wire(patterns=TWO_PHASE, bucket_bytes=tuple(sizes), codec_s=codec)
 
     def _two_phase(self, bucket: Sequence[int], bits: Sequence[int]) -> int:
         below = self._compression.dense_below_elements
