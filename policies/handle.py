@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .bus import Bus
 from .compress.exchange import Exchange
+from .compress.header import REGULATION, RESUME
 from .compress.layout import LayerTable
 from .compress.residual import OWNER, WORKER
 from .compress.wire import blocks, owned_blocks, saved_share
@@ -23,7 +23,6 @@ from .hook import GradientHook, Iteration
 
 _LOG = logging.getLogger("xtune")
 STATE_SCHEMA = 1
-FAILED_REPORT = -math.inf  # entry of a rank whose controller cannot report
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +69,6 @@ class Handle:
         self._finite = True  # the last iteration's gradients
         self._step_ended: float | None = None
         self._comm_share: float | None = None
-        self._report_length = len(engine.controller.report()) if engine is not None else 0
 
     @property
     def active(self) -> bool:
@@ -197,11 +195,15 @@ class Handle:
         except Exception as error:  # a state from elsewhere may hold anything
             problem = f"{type(error).__name__}: {error}"
         plan = engine.controller.plan.digest() if not problem else 0
-        fine, steps, plans = self._agreed(engine, [float(not problem), float(step), float(plan)])
-        if not fine or not steps or not plans:
+        mine = [float(bool(problem)), float(step), float(plan)]
+        mine.append(float(engine.exchange.disabled is not None))
+        # Largest and smallest in one go: equal where all ranks hold the same.
+        both = engine.exchange.combine([*mine, *(-x for x in mine)], step=0, what=RESUME)
+        largest = mine if both is None else both[: len(mine)]
+        if both is None or largest[0] or largest != [-x for x in both[len(mine) :]]:
             engine.exchange.store.clear()
             engine.controller = engine.fresh_controller()
-            step = int(self._largest(engine, float(step)))
+            step = int(largest[1])
             rank = engine.exchange.channel.rank
             if problem or rank == 0:
                 _LOG.warning(
@@ -261,23 +263,18 @@ class Handle:
 
     def _regulate(self, engine: Engine, step: int) -> None:
         """The period's side all-reduce: also a rank that cannot report takes part."""
-        entries = [FAILED_REPORT] * self._report_length
+        report: list[float] = []
         if engine.exchange.broken is None:
             try:
-                entries = engine.controller.report()
-            except Exception as error:  # told to all ranks by the first entry
+                report = engine.controller.report()
+            except Exception as error:  # told to all ranks by the header
                 engine.exchange.broken = f"report failed: {type(error).__name__}: {error}"
-        values = torch.tensor(
-            [float(engine.exchange.broken is not None), *entries], dtype=torch.float64
-        )
-        channel = engine.exchange.channel
-        channel.reset()
-        channel.all_reduce_max(values)
-        self._side_bytes += channel.sent_bytes
-        broken, *combined = values.tolist()
-        if broken:
+        combined = engine.exchange.combine(report, step=step, what=REGULATION)
+        self._side_bytes += engine.exchange.channel.sent_bytes
+        if combined is None:
             if engine.exchange.broken is not None:
-                _LOG.warning("xtune: rank %d: %s", channel.rank, engine.exchange.broken)
+                rank = engine.exchange.channel.rank
+                _LOG.warning("xtune: rank %d: %s", rank, engine.exchange.broken)
             engine.exchange.disable("regulation failed on a rank")
             return
         self._guard(lambda: engine.controller.agree(step, combined))
@@ -325,16 +322,3 @@ class Handle:
         self._totals.dense_bytes_bf16 = totals["dense_bytes_bf16"]
         self._totals.dense_bytes_fp32 = totals["dense_bytes_fp32"]
         self._side_bytes = totals["side_bytes"]
-
-    def _agreed(self, engine: Engine, values: list[float]) -> list[bool]:
-        """For each value whether all ranks hold the same one, and for the first that it is 1."""
-        both = torch.tensor([*values, *(-value for value in values)], dtype=torch.float64)
-        engine.exchange.channel.all_reduce_max(both)
-        count = len(values)
-        same = [bool(both[i] == -both[count + i]) for i in range(count)]
-        return [same[0] and values[0] == 1.0, *same[1:]]
-
-    def _largest(self, engine: Engine, value: float) -> float:
-        one = torch.tensor([value], dtype=torch.float64)
-        engine.exchange.channel.all_reduce_max(one)
-        return float(one[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from .plan import Plan
 # DDP reduces its first iteration in one layout of buckets and rebuilds them for the second; the
 # gradients of these iterations are the least like any other, so they travel in bf16.
 FIRST_STEPS = 2
+_MANY_BACKWARDS = 1000  # without handle.step(): it was forgotten, and nothing is regulated
+_LOG = logging.getLogger("xtune")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,6 +124,7 @@ class GradientHook:
         self.loss = LossMail()
         self.iteration = Iteration()
         self.detached = False
+        self._backwards = 0  # since the last iteration ended
         self.queue = OrderedQueue()
         self._layers = layers
         self._group = group
@@ -132,6 +136,7 @@ class GradientHook:
     def take(self) -> Iteration:
         """What was reduced since the last call; called between iterations."""
         done, self.iteration = self.iteration, Iteration()
+        self._backwards = 0
         return done
 
     def mode(self) -> str:
@@ -184,6 +189,10 @@ class GradientHook:
             bucket, step=step, mode=mode, bits=bits, loss=self.loss.read()
         )
         self.iteration.add(reduced)
+        self._backwards += bucket.index == 0
+        if self._backwards == _MANY_BACKWARDS and self.exchange.channel.rank == 0:
+            self._backwards += 1  # said once
+            _LOG.warning("xtune: handle.step() is not called, so nothing is compressed")
 
     def _side_stream(self, device: torch.device) -> Any:
         if self._stream is None:

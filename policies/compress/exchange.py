@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
+from collections.abc import Sequence
 
 import torch
 
@@ -111,6 +112,32 @@ class Exchange:
             if outcome.error is not None:
                 self._say_failure(bucket, step, outcome)
         return self._account(bucket, outcome, verdict.mean_loss)
+
+    def combine(self, values: Sequence[float], *, step: int, what: int) -> list[float] | None:
+        """Elementwise maximum of some numbers over the ranks, outside the backward pass.
+
+        Opened by headers like every exchange, so that ranks of which one is in its backward pass
+        do not take one collective for another.
+
+        Args:
+            values: as many on every rank.
+            step: iteration.
+            what: `header.REGULATION` or `header.RESUME`.
+
+        Returns:
+            The maxima; None where some rank's engine has failed, on every rank alike.
+
+        Raises:
+            OrderError: some rank is elsewhere in its training loop.
+        """
+        self.channel.reset()
+        header = Header(step=step, bucket=what, digest=len(values), failed=self.broken is not None)
+        if judge(self.channel.headers(header)).failed:
+            return None
+        combined = torch.tensor(values, dtype=torch.float64)
+        self.channel.all_reduce_max(combined)
+        result: list[float] = combined.tolist()
+        return result
 
     def _digest(self, bucket: Bucket, mode: str, bits: tuple[int, ...]) -> int:
         if mode == DENSE:

@@ -15,6 +15,7 @@ from .wire import HEADER_BYTES
 
 MAGIC = b"XTGR"
 SCHEMA = 1
+REGULATION, RESUME = 0xFFFFFFFF, 0xFFFFFFFE  # exchanges between iterations, for a bucket's index
 _FORMAT = struct.Struct("<4sHHqIId")
 _FINITE, _FAILED, _HAS_LOSS = 1, 2, 4
 assert _FORMAT.size == HEADER_BYTES
@@ -36,6 +37,12 @@ class Header:
     loss: float | None = None  # of the previous iteration on this rank
     schema: int = SCHEMA
     magic: bytes = MAGIC
+
+    @property
+    def place(self) -> str:
+        """Where in its training loop the rank is, for people."""
+        between = {REGULATION: "regulation", RESUME: "load_state_dict"}
+        return f"step {self.step}, {between.get(self.bucket, f'bucket {self.bucket}')}"
 
     def pack(self) -> bytes:
         """The header as it travels."""
@@ -82,10 +89,9 @@ def judge(headers: Sequence[Header]) -> Verdict:
     for header in known:
         if (header.step, header.bucket) != (known[0].step, known[0].bucket):
             message = (
-                f"xtune: one rank is at step {header.step}, bucket {header.bucket}, another at "
-                f"step {known[0].step}, bucket {known[0].bucket}: the ranks' training loops have "
-                "diverged; call handle.step() once an iteration on every rank and resume all "
-                "ranks from one checkpoint"
+                f"xtune: one rank is at {header.place}, another at {known[0].place}: the ranks' "
+                "training loops have diverged; call handle.step() once an iteration on every "
+                "rank and resume all ranks from one checkpoint"
             )
             raise OrderError(message)
     digest = next((h.digest for h in known if not h.failed), None)

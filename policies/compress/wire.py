@@ -36,9 +36,14 @@ def dense_bytes(elements: int, world: int, element_bytes: int) -> int:
     return ring_bytes(elements * element_bytes, world)
 
 
+def control_bytes(world: int) -> int:
+    """Bytes of the header round that opens every exchange."""
+    return (world - 1) * HEADER_BYTES
+
+
 def side_bytes(values: int, world: int) -> int:
-    """Bytes one rank sends in the small all-reduce of one regulation period."""
-    return ring_bytes(values * SIDE_BYTES, world)
+    """Bytes one rank sends when ranks combine some numbers, once a period: headers, all-reduce."""
+    return control_bytes(world) + ring_bytes(values * SIDE_BYTES, world)
 
 
 def effective_bits(elements: int, bits: int, dense_below: int) -> int:
@@ -108,11 +113,6 @@ def payload_bytes(
 def two_phase_bytes(payload: int, world: int) -> int:
     """Bytes one rank sends for one bucket: a header and a share to each other rank, twice."""
     return 2 * (world - 1) * (HEADER_BYTES + payload)
-
-
-def control_bytes(world: int) -> int:
-    """Bytes of one bucket's header round, which opens every mode."""
-    return (world - 1) * HEADER_BYTES
 
 
 def ddp_buckets(

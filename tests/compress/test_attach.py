@@ -112,7 +112,7 @@ def _regulation(rank: int, world: int, folder: str) -> dict[str, Any]:
     sizes = [p.numel() for p in model.parameters()]
     engine = handle._engine
     assert engine is not None
-    reports = len(engine.controller.report()) + 1
+    reports = len(engine.controller.report())
     rebuilt = [[5, 4], [3, 2], [1, 0]]  # DDP's second layout: gradients in order of arrival
     total = 0
     for step, rung in enumerate(rungs):
@@ -258,6 +258,15 @@ def _loops(rank: int, world: int) -> dict[str, Any]:
     handle = attached(model, made)
     train(model, handle, optimizer(model), rank, 0, 4)
     out["views"] = same_everywhere(weights(model)), handle.metrics()["failed_steps"]
+    # The baseline that drops gradients.
+    model = wrapped()
+    handle = attached(model, preset("fixed_drop"))
+    train(model, handle, optimizer(model), rank, 0, 4)
+    drops = sum(wire.drop_wire_bytes(size, 0.35, world) for size in (18528, 37056, 18624))
+    dense = [sum(wire.two_phase_bytes(-(-size // world) * 2, world) for size in sizes)
+             for sizes in ((74208,), (18528, 37056, 18624))]  # fmt: skip
+    out["drop"] = same_everywhere(weights(model)), handle.metrics()["wire_bytes"]
+    out["drop formula"] = sum(dense) + 2 * drops
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64))
     net[1].bias.requires_grad_(False)
@@ -290,6 +299,7 @@ def test_whatever_a_training_loop_may_do() -> None:
         assert result["unused"] == (True, 0)
         assert result["views"] == (True, 0)
         assert result["sparse"] == (True, 0)
+        assert result["drop"] == (True, result["drop formula"])
 
 
 def _trouble(rank: int, world: int, folder: str) -> dict[str, Any]:
@@ -362,6 +372,28 @@ def test_trouble_stops_neither_training_nor_agreement(tmp_path: Path) -> None:
         assert same
         assert disabled is not None
         assert any("off from here on" in line for line in said) == (rank == 0)
+
+
+def _diverged(rank: int, world: int, steps_before: int) -> str:
+    model = wrapped()
+    handle = attached(model)
+    steps = optimizer(model)
+    train(model, handle, steps, rank, 0, steps_before)
+    try:
+        if rank == 1:
+            handle.step(1.0)  # once too often
+        train(model, handle, steps, rank, steps_before, steps_before + 1)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_diverged_loops_raise_on_every_rank() -> None:
+    for said in run(2, _diverged, 2):
+        assert "one rank is at step 3, bucket 0, another at step 2, bucket 0" in said
+        assert "resume all ranks from one checkpoint" in said
+    for said in run(2, _diverged, 3):  # the extra call regulates while the other rank reduces
+        assert "one rank is at step 3, regulation, another at step 3, bucket 0" in said
 
 
 def test_only_a_wrapped_model_can_be_attached() -> None:

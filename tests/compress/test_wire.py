@@ -16,7 +16,7 @@ def test_ring_all_reduce() -> None:
     assert wire.dense_bytes(1000, 2, 2) == 2000
     assert wire.dense_bytes(10, 1, 4) == 0
     assert wire.dense_bytes(1, 3, 4) == 6  # 5.33, rounded up
-    assert wire.side_bytes(7, 2) == 56
+    assert wire.side_bytes(7, 2) == 32 + 56
 
 
 def test_savings_of_whole_blocks_by_hand() -> None:
