@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from xtune.collectors._stamps import STAMP
+
 _MARK = re.compile(r" NCCL (?:INFO|WARN|CALL) ")
 # What stands before the mark; a WARN has its place in the source, too.
 _PREFIX = re.compile(
@@ -33,9 +35,11 @@ TUNING = re.compile(
 #: Words of a COLL message: a text that has some of them, but is not one, is a piece of one.
 FRAGMENT = re.compile(r"opCount |sendbuff |recvbuff |datatype |\[nranks=")
 
+# What changes from line to line is no label: a time, with or without a date, in brackets or bare.
+_TIMES = re.compile(rf"\[?(?:{STAMP.pattern}|\b\d\d?:\d\d:\d\d(?:[.,]\d+)?\b(?!:))\]?", re.ASCII)
 _LABEL = re.compile(
-    r"\s*(\d+(?=:)|\[(?!\d{4}-)[^\]\s]{1,40}\](?:<std(?:out|err)>)?|\([^)]{1,80}\)"
-    r"|[A-Za-z][\w.\-]{0,63}(?=:\s| \|))"
+    r"\s*(\d+(?=:\s)|\[(?:\d+(?:,\d+)?|[A-Za-z][^\]\s]{0,40})\](?:<std(?:out|err)>)?"
+    r"|\([A-Za-z][^)]{0,80}\)|[A-Za-z][\w.\-]{0,63}(?=:\s| +\|))"
 )
 _CUT_PREFIX = re.compile(r"[\w.\-]+:\d+:?$")
 _CLEAN_END = re.compile(r"(?:^|[\s\]>)|]|^\s*\d+:|[\]>]:)$")
@@ -118,13 +122,13 @@ def _clean(head: str) -> bool:
     """Whether a message that follows ``head`` starts where its host's name starts."""
     if FRAGMENT.search(head):
         return False
-    if _CUT_PREFIX.search(head.rstrip()) and not _LABEL.match(head):
+    if _CUT_PREFIX.search(_TIMES.sub("", head).rstrip()) and not _label(head):
         return False
     return _CLEAN_END.search(head) is not None
 
 
 def _label(head: str) -> str:
-    found = _LABEL.match(head)
+    found = _LABEL.match(_TIMES.sub("", head))
     return found[1].strip("[]()") if found else ""
 
 

@@ -123,6 +123,27 @@ def test_same_pid_in_two_containers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "label"),
+    [
+        ("12:59:59 ", "13:00:00 ", None),
+        ("[12:59:59.9] ", "[13:00:00.1] ", None),
+        ("2026-01-31 12:59:59 3: ", "2026-01-31 13:00:00 3: ", "3"),
+        ("[2026-01-31T12:59:59Z] [rank3]: ", "[2026-01-31T13:00:00Z] [rank3]: ", "rank3"),
+    ],
+)
+def test_a_time_is_no_label(tmp_path: Path, first: str, second: str, label: str | None) -> None:
+    read = read_lines(
+        tmp_path,
+        first + info("h", 1, init("0xaa", 0, 2, "0x9")),
+        second + info("h", 1, coll()),
+        second + info("h", 1, coll()),
+    )
+    # One process before and after: the Init line's communicator is the one that is used.
+    assert [some(r, "comm", "seq") for r in read.rows] == [("0x9", 0), ("0x9", 1)]
+    assert {r["extra"].get("launcher_label") for r in read.rows} == {label}
+
+
+@pytest.mark.parametrize(
     "prefix",
     [
         "3: ",
@@ -134,6 +155,9 @@ def test_same_pid_in_two_containers(tmp_path: Path) -> None:
         "2026-01-31T12:00:00.5Z ",
         "[2026-01-31 12:00:00] ",
         "7: [2026-01-31 12:00:00.123] ",
+        "12:00:00 ",
+        "[12:00:00.123456] ",
+        "Jan 31 12:00:00 login trainer[77]: ",
     ],
 )
 def test_launcher_prefixes(tmp_path: Path, prefix: str) -> None:
