@@ -48,7 +48,7 @@ def page(**context: Any) -> Iterator[Any]:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
         try:
-            opened = browser.new_context(**context).new_page()
+            opened: Any = browser.new_context(**context).new_page()
             opened.errors = []
             opened.requests_seen = []
             opened.on("pageerror", lambda error: opened.errors.append(str(error)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
@@ -54,7 +54,7 @@ def train(rank: int, meeting: str, module: str, steps: int) -> None:
         tokens = torch.randint(0, 512, (256,), generator=generator)
         loss = torch.nn.functional.cross_entropy(model(tokens), (tokens * 5 + 1) % 512)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         handle.step(loss)
         losses.append(float(loss.detach()))
@@ -79,4 +79,10 @@ def train(rank: int, meeting: str, module: str, steps: int) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         words = (os.path.join(folder, "meeting"), sys.argv[1], int(sys.argv[2]))
-        mp.spawn(train, args=words, nprocs=RANKS)
+        spawn = multiprocessing.get_context("spawn")
+        ranks = [spawn.Process(target=train, args=(rank, *words)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        sys.exit(max(abs(process.exitcode or 0) for process in ranks))
