@@ -13,202 +13,32 @@ When it lies: the time in brackets is local (``--tz``), and is when the line was
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
-from xtune.collectors._stamps import StampReader
-from xtune.collectors._steps import Attempts
-from xtune.collectors._textlines import Line, Lines
-from xtune.collectors._values import as_extra, natural, real
-
-_START = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
-_VALIDATION = re.compile(
-    r"valid(?:ation)? loss at iteration\s+(\d{1,18})\b[^|]*\|\s*lm loss value:\s*(\S+)"
-)
-_LAST = re.compile(r"numberofnaniterations:\d")
-_BARE = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)$", re.I)
-_NOT_MORE = re.compile(r"^\s*(?:time \(ms\)|-{10}|\[\d{4}-|Traceback)")
-_MAX_WRAPPED = 12
+from xtune.collectors._base import Collector, Context, Item, Source
+from xtune.collectors._megatron_log import START
+from xtune.collectors._training_log import Kind, read_log, tail
 
 
 class LossMegatron(Collector):
-    """Reads Megatron-LM's stdout."""
+    """Reads Megatron-LM's stdout, and NCCL's messages in it."""
 
     name = "loss_megatron"
     title = "Megatron-LM stdout (iteration N/M | ... | lm loss: ...)"
 
     def claim(self, path: Path, head: bytes) -> float:
-        """High where a progress line stands in the head."""
+        """High where a progress line stands in the head or the tail."""
         text = head.decode("utf-8", "replace")
-        if _START.search(text) and "elapsed time per iteration" in text.replace("\n", " "):
-            return 0.95
+        for part in (text, tail(path, head)):
+            if START.search(part) and "elapsed time per iteration" in part.replace("\n", " "):
+                return 0.95
         arguments = "-- arguments --" in text and "tensor_model_parallel_size" in text
         return 0.85 if arguments else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a progress line or validation line."""
-        lines = Lines(source)
-        log = _Log(context)
-        for line in lines:
-            yield from log.line(line)
-        yield from log.end()
-        yield from lines.rejects
-
-
-@dataclass(slots=True)
-class _Open:
-    """A progress line that is not known to be whole yet.
-
-    ``followed``: another one starts in the same line, or the file ends within it.
-    """
-
-    line: Line
-    before: str
-    text: str
-    wrapped: int = 0
-    followed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Last:
-    iteration: int
-    tokens: int | None
-
-
-class _Log:
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._rows = RowBuffer("steps", context)
-        self._stamps = StampReader(context)
-        self._attempts = Attempts()
-        self._open: _Open | None = None
-        self._last: _Last | None = None
-        self._found = False
-
-    def line(self, line: Line) -> Iterator[Item]:
-        """Read one physical line."""
-        if self._open is None and b"iteration" not in line.data:
-            return
-        text = line.text
-        starts = list(_START.finditer(text))
-        if not starts:
-            yield from self._more(line, text)
-        for index, start in enumerate(starts):
-            end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-            yield from self._close()
-            before = text[: start.start()] if index == 0 else ""
-            self._open = _Open(line, before, text[start.start() : end])
-            self._open.followed = index + 1 < len(starts) or not line.whole
-            if index + 1 < len(starts) or _LAST.search(_squeezed(self._open.text)):
-                yield from self._close()
-        if self._rows.full:
-            yield from self._rows.flush()
-
-    def _more(self, line: Line, text: str) -> Iterator[Item]:
-        """A line without the start of a record: the rest of a wrapped one, or another thing."""
-        if self._open is not None:
-            goes_on = ("|" in text or ":" in text) and not _NOT_MORE.match(text)
-            if goes_on and self._open.wrapped < _MAX_WRAPPED and not _VALIDATION.search(text):
-                self._open.text += re.sub(r"^\[default\d+\]:", "", text)
-                self._open.wrapped += 1
-                if _LAST.search(_squeezed(self._open.text)):
-                    yield from self._close()
-                return
-            yield from self._close()
-        found = _VALIDATION.search(text)
-        if found:
-            self._found = True
-            row = self._row(text[: found.start()], int(found[1]), "validation")
-            self._rows.add(self._attempts.mark({**row, "loss": real(found[2])}))
-
-    def end(self) -> Iterator[Item]:
-        """What is still open, and notes."""
-        yield from self._close()
-        yield from self._rows.flush()
-        yield from self._stamps.notes()
-        yield from self._attempts.notes()
-        if not self._found:
-            yield Note("no Megatron-LM progress line in this file")
-
-    def _close(self) -> Iterator[Item]:
-        record, self._open = self._open, None
-        if record is None:
-            return
-        squeezed = _squeezed(record.text)
-        whole = _LAST.search(squeezed) is not None
-        # Versions before 2021 end a record with its last bar, on one line of its own.
-        alone = not record.wrapped and not record.followed
-        if not whole and not (alone and record.text.rstrip().endswith("|")):
-            yield Reject(
-                record.line.place,
-                "a progress line that is not whole: cut, or another rank's output is in it",
-            )
-            return
-        self._found = True
-        self._rows.add(self._attempts.mark(self._progress(record)))
-
-    def _progress(self, record: _Open) -> dict[str, Any]:
-        start = _START.search(record.text)
-        iteration = int(start[1]) if start else 0
-        values = _fields(record.text[start.end() :] if start else "")
-        ms, s = values.get("elapsedtimeperiteration(ms)"), values.get("elapsedtimeperiteration(s)")
-        tokens = natural(values.get("consumedtokens"))
-        last = self._last if self._last and self._last.iteration < iteration else None
-        steps = iteration - last.iteration if last else None
-        self._last = _Last(iteration, tokens)
-        per_step = None
-        if last and steps and tokens is not None and last.tokens is not None:
-            per_step = natural((tokens - last.tokens) / steps)
-        return {
-            **self._row(record.before, iteration, "train"),
-            "loss": values.get("lmloss", values.get("loss")),
-            "grad_norm": values.get("gradnorm"),
-            "learning_rate": values.get("learningrate"),
-            "tokens": per_step,
-            "step_time_s": ms / 1000 if ms is not None else s,
-            "skipped": natural(values.get("numberofskippediterations")),
-            "extra": as_extra(
-                {
-                    "steps_since_last_line": steps,
-                    "consumed_samples": natural(values.get("consumedsamples")),
-                    "consumed_tokens": tokens,
-                    "global_batch_size": natural(values.get("globalbatchsize")),
-                    "loss_scale": values.get("lossscale"),
-                    "nan_iterations": natural(values.get("numberofnaniterations")),
-                }
-            ),
-        }
-
-    def _row(self, before: str, step: int, split: str) -> dict[str, Any]:
-        return {
-            "ts": self._stamps.last(before),
-            "job": self._context.job,
-            "run": self._context.run,
-            "step": step,
-            "split": split,
-        }
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def _fields(text: str) -> dict[str, float]:
-    """Values of a record by name without blanks: a wrap may fall within a name."""
-    found: dict[str, float] = {}
-    for part in _squeezed(text).split("|"):
-        name, _, shown = part.rpartition(":")
-        if not name:  # the oldest versions have no colon: loss scale 8192.0
-            number = _BARE.search(part)
-            name, shown = (part[: number.start()], number[0]) if number else ("", "")
-        value = real(shown)
-        if name and value is not None:
-            found.setdefault(name.lower(), value)
-    return found
+        yield from read_log(source, context, Kind.MEGATRON)
 
 
 COLLECTOR = LossMegatron()

@@ -1,0 +1,97 @@
+"""A training job's log, whatever is in it: NCCL's messages and loss lines share one stdout.
+
+One file has one collector, so each of the three that read such logs reads all three kinds of
+lines: which one claims a mixed log makes no difference to its rows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+
+from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES, Context, Item, Note, Source
+from xtune.collectors._loss_lines import BARE, EVENT, LossLines, match
+from xtune.collectors._megatron_log import START, MegatronLog
+from xtune.collectors._nccl_comms import Survey
+from xtune.collectors._nccl_log import NcclLog, of_interest, survey_line
+from xtune.collectors._textlines import Line, Lines
+
+_TAIL_BYTES = 65536
+_LOSS_WORDS = (b"loss", b"Loss", b"trl:", b"tel:", b"[#log]")
+
+
+class Kind(enum.Enum):
+    """A kind of lines; the value is what to say of a log that has none."""
+
+    NCCL = (
+        "nothing of use in this NCCL log: it has no COLL lines; set"
+        " NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
+    )
+    MEGATRON = "no Megatron-LM progress line in this file"
+    LOSS = "no loss line that xtune knows in this file"
+
+
+def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
+    """Rows of all kinds of lines; two passes, the first to learn which there are and who writes.
+
+    Args:
+        source: The log.
+        context: What the user says.
+        claimed: The kind the log was claimed for; it is said if there is none.
+    """
+    survey = Survey()
+    kinds = {claimed}
+    named = False
+    for line in Lines(source):
+        if of_interest(line):
+            survey_line(line, survey)
+            if b"opCount " in line.data:
+                kinds.add(Kind.NCCL)
+        elif b"iteration" in line.data and START.search(line.text):
+            kinds.add(Kind.MEGATRON)
+        elif not named and _is_named_loss(line):
+            named = True
+            kinds.add(Kind.LOSS)
+    parts: dict[Kind, NcclLog | MegatronLog | LossLines] = {}
+    if Kind.NCCL in kinds:
+        parts[Kind.NCCL] = NcclLog(survey, context)
+    if Kind.MEGATRON in kinds:
+        parts[Kind.MEGATRON] = MegatronLog(context)
+    if Kind.LOSS in kinds:
+        parts[Kind.LOSS] = LossLines(context, bare=not named)
+    lines = Lines(source)
+    for line in lines:
+        for part in parts.values():
+            yield from part.line(line)
+    for part in parts.values():
+        yield from part.end()
+    yield from lines.rejects
+    if not parts[claimed].found:
+        yield Note(claimed.value)
+
+
+def _is_named_loss(line: Line) -> bool:
+    if not any(word in line.data for word in _LOSS_WORDS):
+        return False
+    text = line.text
+    found = match(text)
+    return (found is not None and found[0] != BARE) or EVENT.search(text) is not None
+
+
+def tail(path: Path, head: bytes) -> str:
+    """The end of a text file whose head is not all of it; empty for a gzip file or a binary one.
+
+    A log may begin with more than a head of other text: source code, or NCCL's own start.
+    """
+    if len(head) < HEAD_BYTES or b"\0" in head:
+        return ""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(2) == GZIP_MAGIC:
+                return ""
+            size = stream.seek(0, 2)
+            stream.seek(max(HEAD_BYTES, size - _TAIL_BYTES))
+            return stream.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
