@@ -59,8 +59,19 @@ class Value:
 
 
 def hide_secrets(text: str) -> str:
-    """``text`` with the password of any URL in it replaced by ``***``."""
-    return re.sub(r"(\w+://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+    """``text`` with the password of any URL in it replaced by ``***``.
+
+    A password may hold ``@``, ``:`` and ``/``: all up to the last ``@`` of the word is hidden, and
+    all of it where a ``:`` after a name is followed by what is no port. So are the values of
+    parameters that name a secret.
+    """
+    text = re.sub(r"(\w+://[^:/@\s]*):\S*@", r"\1:***@", text)
+    text = re.sub(
+        r"(\w+://[^:/@\s]*):(?!\*\*\*@|\d{1,5}(?:[/?#,)'\"\s]|$))[^\s@]*", r"\1:***", text
+    )
+    return re.sub(
+        r"(?i)([?&;][\w.-]*(?:pass|pwd|secret|token|key)[\w.-]*=)[^&;\s]*", r"\1***", text
+    )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -101,6 +101,21 @@ def test_config_hides_passwords(tmp_path: Path) -> None:
     assert "me:***@db" in done.stdout.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("x://me:a@b:c/d@host:5432/db", "x://me:***@host:5432/db"),
+        ("x://host:1/db?user=me&password=a&z=1", "x://host:1/db?user=me&password=***&z=1"),
+        ("x://me:nothost", "x://me:***"),
+        ("http://host:9090/a, http://other:1", "http://host:9090/a, http://other:1"),
+    ],
+)
+def test_secrets_are_hidden_and_ports_are_not(text: str, hidden: str) -> None:
+    from xtune.config import hide_secrets
+
+    assert hide_secrets(text) == hidden
+
+
 def test_unknown_setting_names_a_near_one(tmp_path: Path) -> None:
     (tmp_path / "xtune.toml").write_text("sed = 5\n")
     done = xtune("config", cwd=tmp_path)

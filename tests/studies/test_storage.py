@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,28 @@ def test_completed_wins_over_failed(tmp_path: Path) -> None:
     assert store.finished()["a"].complete
 
 
-def test_a_storage_that_cannot_be_opened_is_one_line_without_the_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nosuch://me:s3cret@host/db",
+        "postgresql://me:s3@cret:x@host:1/db",
+        "postgresql://me:s3cret",
+        "postgresql+nosuch://host/db?user=me&password=s3cret",
+        "s3cret",
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_one_line_without_the_password(
+    tmp_path: Path, url: str
+) -> None:
     with pytest.raises(StudyError) as caught:
-        TrialStore(open_storage(tmp_path, "nosuch://me:s3cret@host/db"), "s")
-    assert "s3cret" not in str(caught.value)
+        TrialStore(open_storage(tmp_path, url), "s")
+    shown = "".join(traceback.format_exception(caught.value))  # what --debug prints
+    assert "s3" not in str(caught.value)
+    assert url not in shown
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("hello, I am a text file, and longer than a header\n" * 9)
+    with pytest.raises(StudyError, match="file is not a database"):
+        TrialStore(open_storage(tmp_path, f"sqlite:///{tmp_path}/x.db"), "s")

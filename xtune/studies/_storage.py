@@ -60,11 +60,38 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
+    secret = _password(url)
     try:
         if not url:
             return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         return RDBStorage(url)
     except Exception as error:  # SQLAlchemy's and each driver's own trees
-        text = hide_secrets(str(error)).splitlines()[0]
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        if secret:
+            text = text.replace(secret, "***")
         where = hide_secrets(url) or str(folder / JOURNAL)
-        raise StudyError(f"storage {where}: {text}", "check --storage") from error
+        message = f"storage {where}: {hide_secrets(text)}"
+        # Without its cause: that one's words and frames hold the URL as it was given.
+        raise StudyError(message, "check --storage") from (None if url else error)
+
+
+def _password(url: str) -> str | None:
+    """The password in a storage URL.
+
+    Raises:
+        StudyError: Not a storage URL; what it says does not repeat it, since a part that is
+            misplaced may be the password.
+    """
+    if not url:
+        return None
+    from sqlalchemy.engine import make_url
+
+    try:
+        password = make_url(url).password
+    except Exception:  # the text quotes what it cannot read
+        raise StudyError(
+            "--storage is not a storage URL",
+            "sqlite:////folder/file.db or postgresql+psycopg://user@host/database;"
+            " in a password write @ as %40, : as %3A and / as %2F",
+        ) from None
+    return None if password is None else str(password)
