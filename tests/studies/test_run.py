@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from xtune.errors import UsageError
 from xtune.executor import open_executor
 from xtune.lake import Lake
 from xtune.sim import Calibration
 from xtune.studies import Options, Study, load_result, run_study
 from xtune.studies._base import all_studies
+from xtune.studies._result import against
 from xtune.studies._work import Job, run_jobs
 
+ROOT = Path(__file__).parents[2]
 OPTIONS = Options(seed=3, seeds=2, iterations=150)
 STUDY = Study(
     name="short",
@@ -86,7 +89,124 @@ def test_trials_is_the_total_in_the_study(small: tuple[Lake, Calibration], lake:
     calibration = small[1]
     few = run(lake, calibration, options=replace(OPTIONS, trials=1))
     assert [t["params"]["period.iterations"] for t in few["trials"]] == [10]
-    assert len(run(lake, calibration)["trials"]) == 2
+    whole = run(lake, calibration)
+    assert len(whole["trials"]) == 2
+    # Asking for fewer later takes nothing away.
+    assert run(lake, calibration, options=replace(OPTIONS, trials=1)) == whole
+
+
+def test_numbers_do_not_tell_what_was_run_before(
+    small: tuple[Lake, Calibration], lake: Lake
+) -> None:
+    calibration, options = small[1], replace(OPTIONS, seeds=1, iterations=50)
+    fresh = run(lake, calibration, options=options)
+    shutil.rmtree(lake.root / "studies")
+    run(lake, calibration, options=replace(options, seed=99))
+    assert run(lake, calibration, options=options) == fresh
+    assert [t["number"] for t in fresh["trials"]] == [0, 1]
+
+
+def test_a_database_gives_what_the_journal_gives(
+    small: tuple[Lake, Calibration], lake: Lake, tmp_path: Path
+) -> None:
+    calibration, options = small[1], replace(OPTIONS, seeds=1, iterations=50)
+    study = replace(STUDY, baselines=("static_dense", "power_of_two"))
+    journal = run(lake, calibration, study, options=options)
+    shutil.rmtree(lake.root / "studies")
+    options = replace(options, storage=f"sqlite:///{tmp_path}/trials.db")
+    said: list[str] = []
+    for _ in range(2):
+        assert run(lake, calibration, study, options=options, note=said.append) == journal
+    assert said == ["nothing to do: 2 of 2 trials are there"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 9}', '{"fingerprint": "../x"}'])
+def test_a_spoilt_mark_moves_the_folder_aside(
+    small: tuple[Lake, Calibration], lake: Lake, text: str
+) -> None:
+    options = replace(OPTIONS, trials=1, seeds=1, iterations=20)
+    folder = lake.root / "studies" / "short"
+    folder.mkdir(parents=True)
+    (folder / "calibration.json").write_text(text)
+    said: list[str] = []
+    assert run(lake, small[1], options=options, note=said.append)["best"]
+    assert said == ["the calibration is new: the old study is now short@unknown"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seeds": 0}, {"seeds": -1}, {"iterations": 0}, {"iterations": 10**12}, {"seed": -1}]
+)
+def test_numbers_that_make_no_run_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(UsageError, match=f"{name} = "):
+        replace(OPTIONS, **wrong)
+
+
+def test_few_seeds_tell_no_points_apart() -> None:
+    """By hand: differences of 10 % on each seed are a verdict from five seeds on, not before."""
+    best, other = [0.9] * 5, [1.0] * 5
+    assert against(best, other) == {"mean": pytest.approx(0.1), "low": pytest.approx(0.1),
+                                    "high": pytest.approx(0.1), "told_apart": True}  # fmt: skip
+    assert against(other, best)["told_apart"] is True
+    assert against(best[:4], other[:4])["told_apart"] is None
+    assert against(best[:1], other[:1])["low"] is None
+    assert against([1.0, 1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.0, 0.9, 1.1])["told_apart"] is False
+
+
+def test_any_failure_is_one_evaluation_s(small: tuple[Lake, Calibration]) -> None:
+    from xtune.policies.presets import preset
+
+    broken: Any = "no policy"
+    jobs = [
+        Job(key=str(i), params={}, policy=p, seeds=(0,), iterations=20)
+        for i, p in enumerate([broken, preset("static_dense")])
+    ]
+    outcomes = list(run_jobs(jobs, small[1], pool=lambda: open_executor("local", 1), cache=None))
+    assert [o.complete for o in outcomes] == [False, True]
+    assert outcomes[0].reason.startswith("AttributeError")
+
+
+def test_workers_end_with_a_killed_coordinator() -> None:
+    code = (
+        "import time\n"
+        "from xtune.executor import open_executor\n"
+        "from tests.studies.test_run import own_id\n"
+        "with open_executor('local', 2) as pool:\n"
+        "    ids = {pool.submit(own_id).result()}\n"
+        "    print(*ids, flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as coordinator:
+        assert coordinator.stdout is not None
+        worker = int(coordinator.stdout.readline())
+        os.kill(worker, signal.SIGINT)  # a terminal's Ctrl-C reaches workers too: not their thing
+        os.kill(worker, 0)
+        coordinator.kill()
+        coordinator.wait()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and _runs(worker):
+            time.sleep(0.05)
+    assert not _runs(worker)
+
+
+def own_id() -> int:
+    """Run in a worker."""
+    return os.getpid()
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_no_worker_is_refused() -> None:
+    with pytest.raises(UsageError, match="workers = 0"), open_executor("local", 0):
+        pass
 
 
 def test_a_new_calibration_moves_the_study_aside_and_an_old_one_brings_it_back(

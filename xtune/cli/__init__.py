@@ -8,6 +8,7 @@ import sys
 import typer
 
 from xtune import __version__
+from xtune.config import hide_secrets
 from xtune.errors import XtuneError
 
 app = typer.Typer(
@@ -19,6 +20,9 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+INTERRUPTED = 130
+INTERRUPTION = "interrupted: what was finished is kept; the same command goes on"
 
 COMMANDS = (
     "collect",
@@ -69,10 +73,12 @@ def main() -> int:
     try:
         app()
     except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer has caught the interrupt and says nothing
+            print(INTERRUPTION, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
-        print("interrupted: what was finished is kept", file=sys.stderr)
-        return 130
+        print(INTERRUPTION, file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (xtune query | head): not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,7 +91,7 @@ def main() -> int:
     except Exception as error:
         if debug:
             raise
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = hide_secrets(f"{type(error).__name__}: {error}".splitlines()[0])
         print(f"xtune: {text} (a bug of xtune's: --debug shows where)", file=sys.stderr)
         return 1
     return 0

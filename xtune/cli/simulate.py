@@ -40,20 +40,22 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Evaluate a policy on the calibrated simulator beside the baselines."""
-    from xtune.studies import compare, latest_calibration
+    from xtune.studies import Options, compare, latest_calibration
 
     settings = config()
     store = open_lake(lake)
     calibration = latest_calibration(store)
-    first = settings.get("seed", seed).value
-    count = settings.get("tune.seeds", seeds).value
+    options = Options(
+        seed=settings.get("seed", seed).value,
+        seeds=settings.get("tune.seeds", seeds).value,
+        iterations=settings.get("tune.iterations", iterations).value,
+    )
     with progress("simulate", None) as update:
         rows = compare(
             _load(policy),
             store,
             calibration,
-            seeds=tuple(range(first, first + count)),
-            iterations=settings.get("tune.iterations", iterations).value,
+            options,
             workers=settings.get("workers", workers).value,
             progress=update,
         )
@@ -62,7 +64,7 @@ def run(
         return
     metrics = ("mean_step_s", "jitter_s", "ratio_vs_bf16", "ratio_vs_fp32", "control_changes")
     table(
-        f"simulated, calibration {calibration.fingerprint}, {count} seeds",
+        f"simulated, calibration {calibration.fingerprint}, {options.seeds} seeds",
         ("policy", "time to target, s", "low", "high", *metrics),
         [
             (r["name"], r["mean"], r["low"], r["high"], *(r["metrics"].get(m) for m in metrics))

@@ -21,7 +21,7 @@ from xtune.cli._common import (
     parse_duration_s,
 )
 from xtune.console import emit_json, note, progress, say, table
-from xtune.errors import NoDataError
+from xtune.errors import NoDataError, StudyError
 
 if TYPE_CHECKING:
     from xtune.lake import Lake
@@ -50,8 +50,6 @@ def run(
 
     settings = config()
     searched = find_study(study)
-    store = open_lake(lake)
-    calibration = _calibration(store)
     count = settings.get("workers", workers).value
     where = settings.get("engine", engine).value
     options = Options(
@@ -62,6 +60,8 @@ def run(
         timeout_s=math.inf if timeout is None else parse_duration_s(timeout, "--timeout"),
         storage=settings.get("storage", storage).value,
     )
+    store = open_lake(lake)
+    calibration = _calibration(store)
 
     @contextmanager
     def pool() -> Iterator[Executor]:
@@ -79,8 +79,11 @@ def run(
         )
     if json:
         emit_json(document)
-        return
-    show_result(document)
+    else:
+        show_result(document)
+    failed = next((t for t in document["trials"] if t["state"] != "complete"), None)
+    if document["best"] is None and failed:
+        raise StudyError(f"every trial failed: {failed['reason']}", "the same command tries again")
 
 
 def _calibration(lake: Lake) -> Calibration:
@@ -133,17 +136,22 @@ def show_result(document: dict[str, Any]) -> None:
         say("no trial was completed")
         return
     chosen = ", ".join(f"{name} = {value}" for name, value in best["params"].items())
-    say(f"best: {chosen}; {best['mean']:.4g} s to the target loss "
-        f"[{best['low']:.4g}, {best['high']:.4g}]")  # fmt: skip
+    span = "" if best["low"] is None else f" [{best['low']:.4g}, {best['high']:.4g}]"
+    say(f"best: {chosen}; {best['mean']:.4g} s to the target loss{span}")
+    others = [
+        row
+        for row in document["trials"]
+        if row["state"] == "complete" and row["number"] != best["number"]
+    ]
     alike = [
         ", ".join(str(v) for v in row["params"].values())
-        for row in document["trials"]
-        if row["state"] == "complete"
-        and row["number"] != best["number"]
-        and row["gain_of_best"]["low"] <= 0.0
+        for row in others
+        if row["gain_of_best"]["told_apart"] is False
     ]
-    if alike:
-        say(f"not told apart from it by {len(document['provenance']['seeds'])} seeds: "
-            + "; ".join(alike))  # fmt: skip
+    seeds = len(document["provenance"]["seeds"])
+    if any(row["gain_of_best"]["told_apart"] is None for row in others):
+        say(f"{seeds} seeds are too few to tell the others from it (tune.seeds)")
+    elif alike:
+        say(f"not told apart from it by {seeds} seeds: {'; '.join(alike)}")
     for claim in document["founding_document"]:
         say(f"the founding document says ({claim['id']}): {claim['claim']}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xtune.sim.evaluation import Evaluation, evaluate, mean_interval
     from xtune.sim.fit import calibrate
     from xtune.sim.loop import Run, simulate
+    from xtune.sim.network import scope_notes
 
 __all__ = [
     "Calibration",
@@ -22,6 +23,7 @@ __all__ = [
     "calibrate",
     "evaluate",
     "mean_interval",
+    "scope_notes",
     "simulate",
 ]
 
@@ -33,6 +35,7 @@ _HOME = {
     "calibrate": "fit",
     "evaluate": "evaluation",
     "mean_interval": "evaluation",
+    "scope_notes": "network",
     "simulate": "loop",
 }
 

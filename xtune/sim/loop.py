@@ -21,7 +21,7 @@ from xtune.policies.spec import Policy, Routing
 from xtune.sim.background import Background
 from xtune.sim.cache import SAMPLES, PhaseCache, Phases
 from xtune.sim.calibration import Calibration
-from xtune.sim.network import CLEAR, Network, State
+from xtune.sim.network import CLEAR, Network, State, scope_notes
 from xtune.sim.response import Response
 from xtune.sim.routing_side import RoutingSide
 from xtune.sim.workload import Workload
@@ -215,7 +215,7 @@ class _Loop:
         return Run(
             policy=self.policy.name, seed=self.seed, iterations=self.iterations, steps=step,
             reached=reached, metrics=metrics, rungs={k: v / step for k, v in rungs.items()},
-            notes=self._notes(),
+            notes=scope_notes(c),
         )  # fmt: skip
 
     def _iteration(self, plan: Plan, start: float, compute_s: float) -> tuple[float, float]:
@@ -284,9 +284,3 @@ class _Loop:
         static = Phases(self.network, Routing(mode="static"), cache)
         clean = [static.seconds("ring", round(payload), CLEAR, k) for k in range(SAMPLES)]
         return (c["collective_s"] - self.latency_s) / float(np.mean(clean))
-
-    def _notes(self) -> tuple[str, ...]:
-        if self.network.slice_of is None:
-            return ()
-        hosts = self.network.leaves * self.network.job_per_leaf
-        return (f"{hosts} hosts stand for the job's {self.network.slice_of}",)

@@ -194,3 +194,12 @@ class Network:
         same = (place * 0.6180339887498949) % 1.0 < self.same_lane_share
         slow = ((int(sources[-1]), rest),) if rest > 1e-6 else ()
         return flows.in_background(lane=0 if same else 1), slow
+
+
+def scope_notes(calibration: Calibration) -> tuple[str, ...]:
+    """What a reader must know of how much of the job is simulated."""
+    network = Network.of(calibration)
+    if network.slice_of is None:
+        return ()
+    hosts = network.leaves * network.job_per_leaf
+    return (f"{hosts} hosts stand for the job's {network.slice_of}",)

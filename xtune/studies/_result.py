@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from xtune.sim import Calibration
     from xtune.studies._base import Study
 
+# With n seeds on the same side, chance alone puts them there in 2 of 2**n cases: 6 % at five.
+FEWEST_SEEDS = 5
 RESULT = "result.json"
 TRIALS = "trials.parquet"
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Mean and bootstrap interval over seeds of the objective, and the mean of each metric."""
-    from xtune.sim import mean_interval
-
     if not outcome.complete:
         return {"state": "failed", "reason": outcome.reason, "mean": None, "per_seed": []}
     values = [m[OBJECTIVE] for m in outcome.per_seed]
-    mean, low, high = mean_interval(values)
+    mean, low, high = _interval(values)
     metrics = {
         name: sum(m[name] for m in outcome.per_seed) / len(values) for name in outcome.per_seed[0]
     }
@@ -44,15 +44,25 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def against(best: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+def _interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean and interval; one seed tells nothing of the others, so its interval is unknown."""
+    from xtune.sim import mean_interval
+
+    mean, low, high = mean_interval(values)
+    return (mean, low, high) if len(values) > 1 else (mean, None, None)
+
+
+def against(best: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Paired difference ``other - best`` over common seeds, as a share of ``other``.
 
     Positive: the best is faster by that share. The interval is a bootstrap over seeds.
+    ``told_apart`` is whether it leaves 0 out; ``None`` where there are too few seeds to say.
     """
-    from xtune.sim import mean_interval
-
-    mean, low, high = mean_interval([(o - b) / o for b, o in zip(best, other, strict=True)])
-    return {"mean": mean, "low": low, "high": high}
+    mean, low, high = _interval([(o - b) / o for b, o in zip(best, other, strict=True)])
+    apart = None
+    if low is not None and high is not None and len(best) >= FEWEST_SEEDS:
+        apart = low > 0.0 or high < 0.0
+    return {"mean": mean, "low": low, "high": high, "told_apart": apart}
 
 
 def build(
@@ -68,6 +78,8 @@ def build(
     planned: int,
 ) -> dict[str, Any]:
     """The document that reports and exports read; ``policies`` are by the trials' keys."""
+    from xtune.sim import scope_notes
+
     rows = [
         {"number": t.number, "params": dict(t.params), "key": t.key, **summary(t)} for t in trials
     ]
@@ -100,6 +112,7 @@ def build(
             {"name": p.name, "value": p.value, "unit": p.unit, "why": p.why}
             for p in calibration.assumed
         ],
+        "notes": [*calibration.notes, *scope_notes(calibration)],
         "founding_document": [{"id": i, "claim": c} for i, c in study.claims.items()],
         "telemetry": _span(calibration),
         "provenance": {

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtune.errors import NoDataError
+from xtune.errors import NoDataError, UsageError
 from xtune.studies._base import BASELINES, Study, point_key
 from xtune.studies._result import build, summary, write
 from xtune.studies._storage import open_storage, repair_journal
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from xtune.sim import Calibration
 
 MARK = "calibration.json"  # in a study's folder: which calibration its trials are for
+LARGEST_SEED = 2**31 - 1
+MOST_SEEDS = 1000
+MOST_ITERATIONS = 1_000_000  # a run draws its noise ahead: 100 bytes an iteration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,26 @@ class Options:
     trials: int | None = None
     timeout_s: float = math.inf
     storage: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no run can be made of.
+
+        Raises:
+            UsageError: A number is out of its range; the message names it.
+        """
+        for name, low, high in (
+            ("seed", 0, LARGEST_SEED),
+            ("seeds", 1, MOST_SEEDS),
+            ("iterations", 1, MOST_ITERATIONS),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UsageError(f"{name} = {value} is not within {low} .. {high}")
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of every evaluation."""
+        return tuple(range(self.seed, self.seed + self.seeds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +108,7 @@ def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | N
     moved = None
     mark = folder / MARK
     if mark.is_file():
-        old = json.loads(mark.read_text("utf-8"))["fingerprint"]
+        old = _marked(mark)
         if old != fingerprint:
             aside = folder.with_name(f"{name}@{old}")
             while aside.exists():
@@ -103,11 +126,20 @@ def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | N
     return folder, moved
 
 
+def _marked(mark: Path) -> str:
+    """The fingerprint in a study's mark; ``unknown`` where it is not one that we wrote."""
+    try:
+        found = json.loads(mark.read_text("utf-8"))["fingerprint"]
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
+    return found if isinstance(found, str) and found.isalnum() else "unknown"
+
+
 def _jobs(study: Study, options: Options) -> tuple[list[Job], dict[str, Job]]:
     from xtune.policies.presets import preset
     from xtune.policies.spec import replace_fields
 
-    seeds = tuple(range(options.seed, options.seed + options.seeds))
+    seeds = options.all_seeds
 
     def job(params: dict[str, Any], policy: Policy) -> Job:
         return Job(
@@ -160,9 +192,10 @@ def run_study(
     storage = open_storage(folder, options.storage)
     name = f"{study.name}@{calibration.fingerprint}"
     grid, presets = _jobs(study, options)
-    if options.trials is not None:
-        grid = grid[: options.trials]
     stores = {"grid": TrialStore(storage, name), "preset": TrialStore(storage, f"{name}#presets")}
+    if options.trials is not None:  # what is there already stays in the study
+        there = _resume(stores["grid"], grid)
+        grid = [job for i, job in enumerate(grid) if i < options.trials or job.key in there]
     deadline = time.monotonic() + options.timeout_s
     lists = {"grid": grid, "preset": list(presets.values())}
     done = {role: _resume(stores[role], lists[role]) for role in lists}
@@ -189,13 +222,18 @@ def run_study(
     if count < total:
         note(f"stopped by --timeout: {count} of {total} evaluations are done, the rest resumes")
     stored = {role: stores[role].finished() for role in stores}
-    trials = [stored["grid"][job.key] for job in grid if job.key in stored["grid"]]
+    # Numbered by place: an earlier failure or another seed in the storage must not show.
+    trials = [
+        replace(stored["grid"][job.key], number=i)
+        for i, job in enumerate(grid)
+        if job.key in stored["grid"]
+    ]
     shown = {n: stored["preset"][j.key] for n, j in presets.items() if j.key in stored["preset"]}
     document = build(
         study,
         calibration,
         seed=options.seed,
-        seeds=range(options.seed, options.seed + options.seeds),
+        seeds=options.all_seeds,
         iterations=options.iterations,
         trials=trials,
         presets=shown,
@@ -216,9 +254,8 @@ def compare(
     policy: Policy,
     lake: Lake,
     calibration: Calibration,
+    options: Options,
     *,
-    seeds: tuple[int, ...],
-    iterations: int,
     workers: int,
     progress: Callable[[int, str], None] = lambda done, text: None,
 ) -> list[dict[str, Any]]:
@@ -227,10 +264,19 @@ def compare(
     from xtune.policies.presets import preset
 
     names = BASELINES
-    policies = [policy, *(preset(n) for n in names if n != policy.name)]
+    rivals = [p for p in map(preset, names) if p != policy]
+    named = {p.name: p for p in rivals}
+    # A file may bear a preset's name: both are shown.
+    named[policy.name if policy.name not in named else f"{policy.name} (given)"] = policy
     jobs = [
-        Job(key=p.name, params={"preset": p.name}, policy=p, seeds=seeds, iterations=iterations)
-        for p in policies
+        Job(
+            key=name,
+            params={"preset": name},
+            policy=p,
+            seeds=options.all_seeds,
+            iterations=options.iterations,
+        )
+        for name, p in sorted(named.items(), key=lambda item: item[1] is not policy)
     ]
     rows = []
     outcomes = run_jobs(

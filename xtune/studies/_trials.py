@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from xtune.config import hide_secrets
+from xtune.errors import StudyError
+
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
@@ -20,7 +23,8 @@ class Outcome:
 
     Attributes:
         key: Canonical name of the evaluation.
-        params: Values of the searched fields; for a preset ``{"preset": name}``.
+        params: Values of the searched fields; for a preset ``{"preset": name}``, which is no
+            parameter to Optuna.
         per_seed: Metrics of each seed, in the order of the seeds; empty where it failed.
         reason: Why it failed, else "".
         number: Optuna's trial number, once stored.
@@ -50,7 +54,9 @@ def distribution(field: str, values: Sequence[Any]) -> BaseDistribution:
 
     described = PARAMETERS.get(field)
     if described is None or described.low is None or described.high is None:
-        return CategoricalDistribution(list(values))
+        # A range of choices may not change, and a grid may grow: all legal ones, where known.
+        legal = described.choices if described is not None else ()
+        return CategoricalDistribution(list(legal or values))
     if described.kind == "int":
         return IntDistribution(int(described.low), int(described.high))
     return FloatDistribution(float(described.low), float(described.high))
@@ -68,9 +74,15 @@ class TrialStore:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._study: OptunaStudy = optuna.create_study(
-            storage=storage, study_name=name, direction="minimize", load_if_exists=True
-        )
+        try:
+            self._study: OptunaStudy = optuna.create_study(
+                storage=storage, study_name=name, direction="minimize", load_if_exists=True
+            )
+        except Exception as error:  # each storage's own trees
+            text = hide_secrets(f"{type(error).__name__}: {error}".splitlines()[0])
+            raise StudyError(
+                f"study {name} cannot be opened: {text}", "check --storage"
+            ) from error
 
     def finished(self) -> dict[str, Outcome]:
         """Every stored evaluation by key; a completed one wins over a failed one."""
@@ -81,7 +93,7 @@ class TrialStore:
                 continue
             found[key] = Outcome(
                 key=key,
-                params=trial.params,
+                params=trial.user_attrs.get("params", trial.params),
                 per_seed=trial.user_attrs.get("per_seed", ()),
                 reason=trial.user_attrs.get("reason", ""),
                 number=trial.number,
@@ -93,16 +105,18 @@ class TrialStore:
         from optuna.trial import TrialState, create_trial
 
         values = [m[OBJECTIVE] for m in outcome.per_seed]
-        attributes: dict[str, Any] = {"key": outcome.key, "per_seed": list(outcome.per_seed)}
+        searched = {name: v for name, v in outcome.params.items() if name in grid}
+        attributes: dict[str, Any] = {
+            "key": outcome.key,
+            "params": dict(outcome.params),
+            "per_seed": list(outcome.per_seed),
+        }
         if outcome.reason:
             attributes["reason"] = outcome.reason
         self._study.add_trial(
             create_trial(
-                params=dict(outcome.params),
-                distributions={
-                    name: distribution(name, grid.get(name, [value]))
-                    for name, value in outcome.params.items()
-                },
+                params=searched,
+                distributions={name: distribution(name, grid[name]) for name in searched},
                 value=sum(values) / len(values) if outcome.complete else None,
                 state=TrialState.COMPLETE if outcome.complete else TrialState.FAIL,
                 user_attrs=attributes,

@@ -113,8 +113,11 @@ def _gather(job: Job, parts: Parts, deadline: float) -> Outcome:
             results.append(future.result(timeout=left))
         except (TimeoutError, BrokenProcessPool):
             raise
-        except (XtuneError, ArithmeticError, ValueError) as error:
+        except XtuneError as error:
             return Outcome(key=job.key, params=job.params, reason=str(error))
+        except Exception as error:  # one evaluation's, as out of memory: the others go on
+            reason = f"{type(error).__name__}: {error}"
+            return Outcome(key=job.key, params=job.params, reason=reason)
     bad = [m[OBJECTIVE] for m in results if not math.isfinite(m[OBJECTIVE])]
     if bad:
         return Outcome(
