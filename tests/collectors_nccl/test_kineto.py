@@ -250,7 +250,7 @@ def test_cut_trace_keeps_whole_events_and_says_where(tmp_path: Path, at: float) 
     whole = json.dumps(trace(*(cpu(n, n, Seq=n) for n in range(1, 30)))).encode()
     cut = int(len(whole) * at)
     read = read_bytes(COLLECTOR, whole[:cut], tmp_path)
-    ends = [e for e in range(cut) if whole[:e].endswith(b"}}")]
+    ends = [e for e in range(cut + 1) if whole[:e].endswith(b"}}")]
     assert [r["seq"] for r in read.rows] == list(range(1, len(ends) + 1))
     if cut < len(whole) - 2:
         said = [r.reason for r in read.rejects] + [n.text for n in read.notes]
