@@ -56,7 +56,7 @@ def header_values(
     try:
         with source.open() as stream:
             text = ""
-            while chunk := stream.read(_CHUNK):
+            while chunk := stream.read1(_CHUNK):
                 text += chunk.decode("latin-1")
                 for match in pattern.finditer(text):
                     while match[1] not in found:
@@ -68,7 +68,7 @@ def header_values(
                         # A number that ends where the text ends may go on.
                         more = b""
                         if end >= len(text) and len(text) < 2 * MAX_EVENT:
-                            more = stream.read(_CHUNK)
+                            more = stream.read1(_CHUNK)
                         if not more:
                             found[match[1]] = value
                         text += more.decode("latin-1")
@@ -103,10 +103,14 @@ class _Window:
         """Read on; false at the end of what can be read."""
         if self.ended:
             return False
+        chunk = b""
         try:
-            chunk = self._stream.read(_CHUNK)
+            # Piece by piece: what a cut gzip file gives before its end is kept.
+            while len(chunk) < _CHUNK and (piece := self._stream.read1(_CHUNK - len(chunk))):
+                chunk += piece
         except READ_ERRORS as error:
-            chunk, self.damage = b"", str(error)
+            self.damage = str(error)
+        self.ended = self.damage is not None
         if not chunk:
             self.ended = True
             return False

@@ -262,6 +262,15 @@ def test_cut_trace_keeps_whole_events_and_says_where(tmp_path: Path, at: float) 
             assert place == 0 or whole[place : place + 1] == b"{"
 
 
+def test_cut_gzip_file_keeps_what_it_gives(tmp_path: Path) -> None:
+    events = [cpu(n, n, {"note": f"{n * 7919 % 10007:x}" * 9}, Seq=n) for n in range(1, 400)]
+    packed = gzip.compress(encoded(*events))
+    read = read_bytes(COLLECTOR, packed[: len(packed) // 2], tmp_path)
+    seqs = [r["seq"] for r in read.rows]
+    assert seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 100
+    assert "cut here" in read.rejects[0].reason and "cannot be read" in read.rejects[1].reason
+
+
 def test_events_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_bytes(COLLECTOR, encoded(cpu(), kernel(), cpu(300, 10)), tmp_path)
     for size in (7, 64, 300):
