@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xtune.errors import ExportError
-from xtune.export import export_policy
+from xtune.export import export_policy, planned
 from xtune.policies.presets import preset
 
 
@@ -110,3 +110,21 @@ def test_exporting_again_replaces_only_its_own_folder(tmp_path: Path) -> None:
 def test_a_name_that_is_no_module_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError):
         export_policy(preset("joint"), tmp_path, name)
+
+
+def test_a_failed_export_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("xtune.export.write_wheel", full)
+    with pytest.raises(ExportError, match=r"^[^N]*: No space left on device"):
+        export_policy(preset("joint"), tmp_path / "out", "joint")
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_what_is_planned_is_what_is_written(tmp_path: Path) -> None:
+    folder, wheel = planned(preset("joint"), tmp_path, "joint")
+    exported = export_policy(preset("joint"), tmp_path, "joint")
+    assert (exported.module, exported.wheel) == (folder, wheel)

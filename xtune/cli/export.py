@@ -32,7 +32,7 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Write the policy as a module and a wheel; prints the wheel's SHA-256."""
-    from xtune.export import export_policy
+    from xtune.export import export_policy, planned
     from xtune.studies import load_result
 
     store = open_lake(lake)
@@ -41,7 +41,12 @@ def run(
         policy = _named(policy, store)
     module = (name or study.partition("@")[0]).lower().replace("-", "_")
     if dry_run:
-        say(f"would write {out}/xtune_policy_{module}/ and its wheel")
+        folder, wheel = planned(policy, out, module)
+        if json:
+            emit_json({"schema": 1, "name": module, "module": str(folder), "wheel": str(wheel),
+                       "sha256": None})  # fmt: skip
+        else:
+            say(f"would write {folder}/ and {wheel}")
         return
     exported = export_policy(policy, out, module)
     if json:
@@ -63,14 +68,19 @@ def run(
 def _policy(document: dict[str, Any], trial: str) -> Policy:
     from dataclasses import replace
 
-    from xtune.policies.spec import Policy, replace_fields
+    from xtune.policies.spec import Policy, PolicyError, replace_fields
 
     if document["best"] is None:
         raise ExportError("the study has no completed trial", "run xtune tune again")
-    policy = Policy.from_json(document["policy"])
+    try:
+        policy = Policy.from_json(document["policy"])
+    except PolicyError as error:
+        raise ExportError(
+            f"the study's policy is not one of this version: {error}", "run xtune tune again"
+        ) from error
     if trial == "best":
         return policy
-    if not trial.isdigit():
+    if not trial.isascii() or not trial.isdigit():
         raise UsageError(f"--trial: {trial!r} is neither best nor a number")
     for row in document["trials"]:
         if row["number"] == int(trial):
@@ -89,9 +99,11 @@ def _policy(document: dict[str, Any], trial: str) -> Policy:
 
 
 def _named(policy: Policy, lake: Lake) -> Policy:
+    """With the job that the study's own calibration was fitted on, not the latest one's."""
     from dataclasses import replace
 
-    from xtune.studies import latest_calibration
+    from xtune.sim import Calibration
 
-    job = latest_calibration(lake).job
+    fingerprint = policy.provenance["calibration"]
+    job = Calibration.load(lake.root / "calibrations" / f"{fingerprint}.json").job
     return replace(policy, provenance={**policy.provenance, "job": job})

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from xtune import __version__
 from xtune.errors import ExportError
 from xtune.export._module import DIGESTS, module_files
-from xtune.export._wheel import write_wheel
+from xtune.export._wheel import wheel_name, write_wheel
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
 
-__all__ = ["Exported", "export_policy"]
+__all__ = ["Exported", "export_policy", "planned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class Exported:
     module: Path
     wheel: Path
     sha256: str
+
+
+def planned(policy: Policy, out: Path, name: str) -> tuple[Path, Path]:
+    """The folder and the wheel that ``export_policy`` would write.
+
+    Raises:
+        ExportError: The name is no module's name.
+    """
+    _, version = module_files(policy, name)
+    distribution = f"xtune_policy_{name}"
+    return out / distribution, out / wheel_name(distribution, version)
 
 
 def export_policy(policy: Policy, out: Path, name: str) -> Exported:
@@ -44,11 +55,11 @@ def export_policy(policy: Policy, out: Path, name: str) -> Exported:
     content, version = module_files(policy, name)
     distribution = f"xtune_policy_{name}"
     folder = out / distribution
+    fresh = out / f".{distribution}.{os.getpid()}.tmp"
     if folder.exists() and not (folder / DIGESTS).is_file():
         raise ExportError(f"{folder} is there and is not an exported policy", "move it away")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        fresh = out / f".{distribution}.{os.getpid()}.tmp"
         for path, data in content.items():
             target = fresh / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +75,10 @@ def export_policy(policy: Policy, out: Path, name: str) -> Exported:
             _metadata(name, version),
         )
     except OSError as error:
-        raise ExportError(f"{error.filename}: {error.strerror}", "choose another --out") from error
+        where = error.filename or out
+        raise ExportError(f"{where}: {error.strerror}", "choose another --out") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # gone by then, unless something failed
     return Exported(name, folder, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 

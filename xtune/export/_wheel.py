@@ -13,6 +13,11 @@ from pathlib import Path
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
+def wheel_name(distribution: str, version: str) -> str:
+    """File name of a pure-Python wheel (PEP 427)."""
+    return f"{distribution}-{version}-py3-none-any.whl"
+
+
 def write_wheel(
     folder: Path, distribution: str, version: str, files: Mapping[str, bytes], metadata: str
 ) -> Path:
@@ -36,7 +41,7 @@ def write_wheel(
     record = [f"{name},{_digest(data)},{len(data)}" for name, data in content.items()]
     record.append(f"{info}/RECORD,,")
     content[f"{info}/RECORD"] = ("\n".join(record) + "\n").encode()
-    path = folder / f"{distribution}-{version}-py3-none-any.whl"
+    path = folder / wheel_name(distribution, version)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, data in content.items():
