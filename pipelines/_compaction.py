@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from xtune.lake import ConflictError, DataFile, Lake
-from xtune.pipelines._chunks import DAY_ROWS, NS_PER_HOUR, Chunk, plan, touches
-from xtune.pipelines._engine import Session, files_relation
+from xtune.pipelines._chunks import DAY_ROWS, NS_PER_DAY, NS_PER_HOUR, Chunk, plan, touches
+from xtune.pipelines._engine import Session, files_relation, moment
 
 TABLE = "link_counters"
 # An hour counts as closed this long after its end: collectors flush late.
@@ -57,11 +57,11 @@ def _compact_date(
             if any(touches(file, c.start_ns, min(c.end_ns, open_from_ns)) for file in files)
         ]
         if any(file.max_ts_ns is not None and file.max_ts_ns >= open_from_ns for file in files):
-            spans.append((open_from_ns, 2**63 - 1, False))
+            spans.append((open_from_ns, closed[0].start_ns + NS_PER_DAY * 2, False))
         for begin, end, compacted in spans:
             path = lake.scratch(TABLE) / f"{begin}.parquet.tmp"
             written = session.copy(
-                f"SELECT * FROM {relation} WHERE epoch_ns(ts) >= {begin} AND epoch_ns(ts) < {end}"
+                f"SELECT * FROM {relation} WHERE ts >= {moment(begin)} AND ts < {moment(end)}"
                 " ORDER BY link, ts, source",
                 path,
                 metadata,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +16,8 @@ from xtune.tables import Table
 
 if TYPE_CHECKING:
     import duckdb
+
+Result = TypeVar("Result")
 
 _DUCK_TYPES = {
     pa.string(): "VARCHAR",
@@ -34,42 +37,55 @@ class Session:
     Attributes:
         connection: DuckDB's own. All rows of a result are fetched before the next statement: a
             half-read result blocks the connection.
+        threads: Threads that DuckDB uses.
         bound: Models that have been held against their contract.
+        variables: Values of ``getvariable('name')``.
     """
 
     connection: duckdb.DuckDBPyConnection
+    threads: int = 1
     bound: set[str] = field(default_factory=set)
+    variables: dict[str, Any] = field(default_factory=dict)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._thread.shutdown()
         self.connection.close()
 
     def execute(self, sql: str) -> None:
         """Run a statement for its effect."""
-        self.connection.execute(sql)
+        self._run(lambda: self.connection.execute(sql))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of a query."""
-        return self.connection.sql(sql).fetchall()
+        return self._run(lambda: self.connection.sql(sql).fetchall())
 
     def arrow(self, sql: str) -> pa.Table:
         """Rows of a query as Arrow."""
-        return self.connection.sql(sql).to_arrow_table()
+        return self._run(lambda: self.connection.sql(sql).to_arrow_table())
 
     def set_variables(self, values: Mapping[str, Any]) -> None:
         """Give models their parameters: ``getvariable('name')``."""
+        self.variables |= values
         for name, value in values.items():
             self.execute(f"SET VARIABLE {name} = {literal(value)}")
 
+    def beside(self) -> Session:
+        """Another session over the same relations, for another Python thread."""
+        other = Session(connection=self.connection.cursor(), bound=self.bound)
+        other.set_variables(self.variables)
+        return other
+
     def view(self, name: str, query: str) -> None:
         """Name a query."""
-        self.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+        self.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
 
     def table(self, name: str, query: str) -> None:
         """Keep a query's rows under a name."""
-        self.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+        self.execute(f"CREATE OR REPLACE TABLE {name} AS {query}")
 
     def load(self, name: str, rows: pa.Table) -> None:
         """Keep Arrow rows under a name."""
@@ -108,11 +124,26 @@ class Session:
 
     def copy(self, query: str, path: Path, metadata: Mapping[str, str]) -> int:
         """Write a query's rows to a Parquet file, in order; the number of rows."""
-        [(count,)] = self.connection.execute(
+        sql = (
             f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet, COMPRESSION zstd,"
             f" KV_METADATA {literal(dict(metadata))})"
-        ).fetchall()
+        )
+        [(count,)] = self._run(lambda: self.connection.execute(sql).fetchall())
         return int(count)
+
+    def _run(self, statement: Callable[[], Result]) -> Result:
+        """Run a statement so that Ctrl-C ends it at once.
+
+        The thread that waits for DuckDB inside DuckDB sees no signal until a task of the
+        statement ends, and then as a RuntimeError; so the statement has a thread of its own.
+        """
+        running = self._thread.submit(statement)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            self.connection.interrupt()
+            wait([running])
+            raise
 
     def audit(self, model: Model, relation: str) -> None:
         """Check what a model promises of its rows: checks of single rows in one scan.
@@ -166,6 +197,7 @@ def connect(
     for name, value in settings.items():
         session.execute(f"SET {name} = {literal(value)}")
     session.execute(macros())
+    [(session.threads,)] = session.rows("SELECT current_setting('threads')")
     return session
 
 
@@ -185,6 +217,11 @@ def literal(value: Any) -> str:
         return "[" + ", ".join(literal(item) for item in value) + "]"
     text = str(value).replace("'", "''")
     return f"'{text}'"
+
+
+def moment(ns: int) -> str:
+    """A SQL literal of a time, nanoseconds since the epoch."""
+    return f"make_timestamp_ns({ns})::TIMESTAMPTZ_NS"
 
 
 def files_relation(paths: Iterable[Path]) -> str:

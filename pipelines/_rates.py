@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,14 @@ import pyarrow as pa
 
 from xtune.lake import Lake
 from xtune.pipelines._chunks import Chunk
-from xtune.pipelines._engine import Session, duck_type, files_relation, with_inputs
+from xtune.pipelines._engine import (
+    Session,
+    duck_type,
+    files_relation,
+    literal,
+    moment,
+    with_inputs,
+)
 from xtune.pipelines._identity import DEFAULT_TICK, PortFacts
 from xtune.pipelines._model import load_model
 from xtune.tables import LINK_RATES
@@ -24,6 +33,10 @@ _FACTS = pa.schema(
         ("ethernet", pa.bool_()),
     ]
 )
+# Rows that are worth a thread of their own.
+PART_ROWS = 500_000
+# Rows that are enough to see a wrong unit.
+PROBE_ROWS = 20_000
 _FIGURES = [c.name for c in LINK_RATES.columns if c.name not in ("link", "level")]
 
 
@@ -51,13 +64,13 @@ class ChunkResult:
     """What one chunk gives.
 
     Attributes:
-        file: Its ``link_rates``, not yet in the lake; None where it has no interval.
-        rows: Rows in it.
+        files: Its ``link_rates``, not yet in the lake, by rising link.
+        rows: Rows in them.
         runs: Stretches within it, by kind (model ``link_runs``).
         carry: For each link so far, its last sample, level and until when that is known.
     """
 
-    file: Path | None
+    files: tuple[Path, ...]
     rows: int
     runs: pa.Table
     carry: pa.Table
@@ -69,19 +82,56 @@ def run_chunk(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
     _load(session, given)
     sorted_file = _samples(session, given, scratch)
     _seed(session)
-    path = scratch / f"{given.chunk.key}.parquet.tmp"
     model = session.bind("link_rates")
-    rows = session.copy(model.sql, path, lake.metadata("derived/link_rates"))
-    session.view("rates", f"FROM {files_relation([path])}")
+    paths, rows = _write_rates(lake, session, given, scratch)
+    session.view("rates", f"FROM {files_relation(paths)}")
     session.audit(model, "rates")
     session.create("link_runs")
     runs = session.arrow("FROM link_runs ORDER BY ALL")
     carry = session.arrow(_CARRY_OUT)
     if not rows:
-        path.unlink()
+        for path in paths:
+            path.unlink()
     if sorted_file is not None:
         sorted_file.unlink()
-    return ChunkResult(file=path if rows else None, rows=rows, runs=runs, carry=carry)
+    return ChunkResult(files=tuple(paths) if rows else (), rows=rows, runs=runs, carry=carry)
+
+
+def _write_rates(
+    lake: Lake, session: Session, given: ChunkInput, scratch: Path
+) -> tuple[list[Path], int]:
+    """Run ``link_rates``, in a thread for each part of the links where there is enough to do.
+
+    A stream in order is the work of one thread, so parts make use of the others.
+    """
+    links = [row[0] for row in session.rows("SELECT link FROM firsts ORDER BY link")]
+    rows = sum(file.rows for file in given.chunk.files)
+    parts = max(1, min(session.threads, rows // PART_ROWS, len(links)))
+    bounds = [links[len(links) * part // parts] for part in range(1, parts)]
+    tests = [
+        " AND ".join(
+            [f"link >= {literal(low)}"] * (low is not None)
+            + [f"link < {literal(high)}"] * (high is not None)
+        )
+        or "true"
+        for low, high in zip([None, *bounds], [*bounds, None], strict=True)
+    ]
+    paths = [scratch / f"{given.chunk.key}.{part}.parquet.tmp" for part in range(parts)]
+    sql, metadata = load_model("link_rates").sql, lake.metadata("derived/link_rates")
+
+    def write(part: int) -> int:
+        query = with_inputs(sql, samples=f"all_samples WHERE {tests[part]}")
+        return beside[part].copy(query, paths[part], metadata)
+
+    with ExitStack() as stack:
+        beside = [stack.enter_context(session.beside()) for _ in paths]
+        pool = stack.enter_context(ThreadPoolExecutor(parts))
+        try:
+            return paths, sum(pool.map(write, range(parts)))
+        except BaseException:
+            for other in beside:
+                other.connection.interrupt()
+            raise
 
 
 def _load(session: Session, given: ChunkInput) -> None:
@@ -89,8 +139,9 @@ def _load(session: Session, given: ChunkInput) -> None:
     chunk = given.chunk
     session.view(
         "raw",
-        f"FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
-        f" AND epoch_ns(ts) >= {chunk.start_ns} AND epoch_ns(ts) < {chunk.end_ns}",
+        "SELECT * EXCLUDE (host, device, port, node_guid, labels, extra)"
+        f" FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
+        f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}",
     )
     facts = [
         {
@@ -116,7 +167,10 @@ def _load(session: Session, given: ChunkInput) -> None:
 
 
 def _samples(session: Session, given: ChunkInput, scratch: Path) -> Path | None:
-    """Make ``samples``, sorted by (link, ts) without duplicates, and ``absolute``.
+    """Make ``samples``, sorted by (link, ts) without duplicates, and ``firsts`` and ``lasts``.
+
+    ``firsts`` are each link's first sample, ``lasts`` its last absolute one; ``probe`` is what of
+    ``raw`` the packet check looks at.
 
     Returns:
         The file that had to be written for that; None where a compacted one serves as it is.
@@ -132,21 +186,56 @@ def _samples(session: Session, given: ChunkInput, scratch: Path) -> Path | None:
         and (len(rates) <= 1 or not given.null_rate)
         and _in_order(session)
     )
-    if direct:
-        tick, ethernet = next(iter(kinds), (DEFAULT_TICK, False))
-        rate = next(iter(rates)) if len(rates) == 1 else None
-        session.set_variables({"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
-        session.view("samples", session.bind("samples_direct").sql)
-        session.view("absolute", "FROM samples")
-        return None
+    if not direct:
+        return _merged_samples(session, given, scratch)
+    tick, ethernet = next(iter(kinds), (DEFAULT_TICK, False))
+    rate = next(iter(rates)) if len(rates) == 1 else None
+    session.set_variables({"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
+    sql = session.bind("samples_direct").sql
+    session.view("all_samples", sql)
+    session.view("samples", "FROM all_samples")
+    session.table("edges", _EDGES.format("all_samples"))
+    for name in ("first", "last"):
+        session.table(f"{name}s", f"SELECT * EXCLUDE (first, last) FROM edges WHERE {name}")
+    [file] = given.chunk.files
+    every = max(1, file.rows // PROBE_ROWS)
+    session.view(
+        "probe",
+        f"FROM read_parquet({literal(str(file.path))}, file_row_number = true)"
+        f" WHERE file_row_number % {every} = 0",
+    )
+    return None
+
+
+def _merged_samples(session: Session, given: ChunkInput, scratch: Path) -> Path:
     path = scratch / f"{given.chunk.key}.samples.tmp"
     model = session.bind("samples_merged")
     session.copy(model.sql, path, {})
     relation = files_relation([path])
     session.audit(model, relation)
-    session.view("samples", f"SELECT * EXCLUDE (used) FROM {relation} WHERE used")
-    session.view("absolute", f"SELECT * EXCLUDE (used) FROM {relation} WHERE interval_s IS NULL")
+    session.view("all_samples", f"SELECT * EXCLUDE (used, is_delta) FROM {relation} WHERE used")
+    session.view("samples", "FROM all_samples")
+    session.view(
+        "absolute", f"SELECT * EXCLUDE (used, is_delta) FROM {relation} WHERE NOT is_delta"
+    )
+    for name, source in (("first", "samples"), ("last", "absolute")):
+        edges = _EDGES.format(source)
+        session.table(f"{name}s", f"SELECT * EXCLUDE (first, last) FROM ({edges}) WHERE {name}")
+    session.view("probe", "FROM raw")
     return path
+
+
+# Each link's first and last row of a relation sorted by link.
+_EDGES = """
+    FROM (
+        SELECT
+            *,
+            lag(link) OVER () IS DISTINCT FROM link AS first,
+            lead(link) OVER () IS DISTINCT FROM link AS last
+        FROM {}
+    )
+    WHERE first OR last
+"""
 
 
 def _in_order(session: Session) -> bool:
@@ -164,11 +253,6 @@ def _seed(session: Session) -> None:
 
     The same model computes it, over two rows a link.
     """
-    session.table(
-        "firsts",
-        "SELECT * EXCLUDE (p_link) FROM (SELECT *, lag(link) OVER () AS p_link FROM samples)"
-        " WHERE p_link IS DISTINCT FROM link",
-    )
     session.table(
         "edge_samples",
         "FROM (SELECT * EXCLUDE (level, known_end_ns) FROM carry"
@@ -197,20 +281,15 @@ def _seed(session: Session) -> None:
 
 # Each link's last absolute sample and last known level, from here or carried through.
 _CARRY_OUT = """
-    WITH last_sample AS (
-        SELECT * EXCLUDE (n_link)
-        FROM (SELECT *, lead(link) OVER () AS n_link FROM absolute)
-        WHERE n_link IS DISTINCT FROM link
-    ),
-    last_level AS (
+    WITH last_level AS (
         SELECT link, epoch_ns(max(ts)) AS known_end_ns, arg_max(level, ts) AS level
         FROM rates WHERE level IS NOT NULL GROUP BY link
     ),
     kept AS (
-        FROM last_sample
+        FROM lasts
         UNION ALL BY NAME
         SELECT * EXCLUDE (level, known_end_ns) FROM carry
-        WHERE ts IS NOT NULL AND link NOT IN (SELECT link FROM last_sample)
+        WHERE ts IS NOT NULL AND link NOT IN (SELECT link FROM lasts)
     ),
     links AS (
         SELECT link FROM kept UNION SELECT link FROM last_level UNION SELECT link FROM carry

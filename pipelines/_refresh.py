@@ -110,8 +110,8 @@ class Refresher:
         )
         self._state.notes[chunk.key] = self._check_packets()
         self._remove(transaction, known)
-        if result.file is not None:
-            transaction.adopt(TABLE, result.file, date=chunk.date, compacted=True)
+        for file in result.files:
+            transaction.adopt(TABLE, file, date=chunk.date, compacted=True)
         self._carry = self._state.keep_table("carry", result.carry)
         self._state.chunks[chunk.key] = ChunkRecord(
             inputs=inputs,

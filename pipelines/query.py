@@ -43,15 +43,33 @@ def query(
             relation = (
                 files_relation(file.path for file in files) if files else empty_relation(table)
             )
-            session.execute(f'CREATE TEMP VIEW "{table.bare_name}" AS FROM {relation}')
+            session.execute(f'CREATE VIEW "{table.bare_name}" AS FROM {relation}')
         session.execute(f"SET allowed_paths = {literal(paths)}")
         session.execute("SET enable_external_access = false")
         session.execute("SET lock_configuration = true")
         try:
             result: pa.Table = session.arrow(statements[0].query)
         except duckdb.Error as error:
-            raise XtuneError(str(error)) from error
-    return result
+            raise XtuneError(_one_line(error)) from error
+    return result.rename_columns(_distinct(result.column_names))
+
+
+def _one_line(error: duckdb.Error) -> str:
+    """DuckDB's message without the excerpt of the query that follows it."""
+    return " ".join(str(error).partition("\n\nLINE ")[0].split())
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names, repeated ones numbered as DuckDB does for a table: ``a``, ``a_1``."""
+    taken = set(names)
+    found: list[str] = []
+    for name in names:
+        number, free = 0, name
+        while free in found or (number and free in taken):
+            number += 1
+            free = f"{name}_{number}"
+        found.append(free)
+    return found
 
 
 def _statements(session: Session, sql: str) -> list[duckdb.Statement]:
@@ -61,7 +79,7 @@ def _statements(session: Session, sql: str) -> list[duckdb.Statement]:
     try:
         statements = session.connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise XtuneError(str(error)) from error
+        raise XtuneError(_one_line(error)) from error
     if len(statements) != 1:
         raise UsageError(f"a query is one statement, not {len(statements)}", hint)
     if statements[0].type != duckdb.StatementType.SELECT:

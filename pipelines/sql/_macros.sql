@@ -1,6 +1,6 @@
 -- A counter as read: -1 where the source has it and its value is not known (saturated, sentinel),
 -- null where the source does not have it.
-CREATE OR REPLACE TEMP MACRO counter(value, name, saturated) AS
+CREATE OR REPLACE MACRO counter(value, name, saturated) AS
     CASE
         WHEN saturated IS NOT NULL AND list_contains(saturated, name) THEN -1::BIGINT
         WHEN value >= 1152921504606846976 THEN -1::BIGINT
@@ -8,11 +8,11 @@ CREATE OR REPLACE TEMP MACRO counter(value, name, saturated) AS
     END;
 
 -- A counter that some sources keep in 32 bits: it sticks at the maximum.
-CREATE OR REPLACE TEMP MACRO counter32(value, name, saturated) AS
+CREATE OR REPLACE MACRO counter32(value, name, saturated) AS
     CASE WHEN value = 4294967295 THEN -1::BIGINT ELSE counter(value, name, saturated) END;
 
 -- Data counters in bytes, whatever the source's unit.
-CREATE OR REPLACE TEMP MACRO octets(value, name, saturated, unit) AS
+CREATE OR REPLACE MACRO octets(value, name, saturated, unit) AS
     CASE
         WHEN coalesce(counter32(value, name, saturated), 0) < 0 THEN -1::BIGINT
         ELSE value::BIGINT * coalesce(unit, 4)
@@ -21,7 +21,7 @@ CREATE OR REPLACE TEMP MACRO octets(value, name, saturated, unit) AS
 -- What a port can carry of what its rate says. SDR, DDR and QDR name the signalling rate under
 -- 8b/10b, FDR under 64b/66b; EDR and later, and Ethernet, name the data rate (InfiniBand
 -- architecture specification, volume 2).
-CREATE OR REPLACE TEMP MACRO data_gbps(rate, ethernet) AS
+CREATE OR REPLACE MACRO data_gbps(rate, ethernet) AS
     CASE
         WHEN rate <= 0 THEN NULL
         WHEN ethernet THEN rate
@@ -32,17 +32,26 @@ CREATE OR REPLACE TEMP MACRO data_gbps(rate, ethernet) AS
     END;
 
 -- What a counter rose by; null where that is not known.
-CREATE OR REPLACE TEMP MACRO rise(now, before, reset) AS
+CREATE OR REPLACE MACRO rise(now, before, reset) AS
     CASE WHEN reset OR now < 0 OR before < 0 OR now < before THEN NULL ELSE now - before END;
 
--- A rise as a term of a sum: 0 where the source does not have the counter at all.
-CREATE OR REPLACE TEMP MACRO term(now, before, reset) AS
-    CASE WHEN now IS NULL AND before IS NULL THEN 0 ELSE rise(now, before, reset) END;
+-- Several counters as one: unknown where one of them is, null where the source has none of them.
+CREATE OR REPLACE MACRO together(a, b, c, d, e) AS
+    CASE
+        WHEN coalesce(a, b, c, d, e) IS NULL THEN NULL
+        WHEN least(a, b, c, d, e) < 0 THEN -1::BIGINT
+        ELSE coalesce(a, 0) + coalesce(b, 0) + coalesce(c, 0) + coalesce(d, 0) + coalesce(e, 0)
+    END;
 
-CREATE OR REPLACE TEMP MACRO fell(now, before) AS coalesce(now >= 0 AND now < before, false);
+-- Which of several counters the source has: sums of different counters are not compared.
+CREATE OR REPLACE MACRO present(a, b, c, d, e) AS
+    (a IS NOT NULL)::TINYINT + 2 * (b IS NOT NULL)::TINYINT + 4 * (c IS NOT NULL)::TINYINT
+    + 8 * (d IS NOT NULL)::TINYINT + 16 * (e IS NOT NULL)::TINYINT;
+
+CREATE OR REPLACE MACRO fell(now, before) AS coalesce(now >= 0 AND now < before, false);
 
 -- Highest level whose threshold a signal reaches; 0 where it is unknown.
-CREATE OR REPLACE TEMP MACRO reaches(signal, thresholds) AS
+CREATE OR REPLACE MACRO reaches(signal, thresholds) AS
     CASE
         WHEN signal >= thresholds[3] THEN 3
         WHEN signal >= thresholds[2] THEN 2
@@ -52,12 +61,12 @@ CREATE OR REPLACE TEMP MACRO reaches(signal, thresholds) AS
 
 -- Longest time without knowledge that leaves a port's state as it was: the maximum gap, and one
 -- interval of any length.
-CREATE OR REPLACE TEMP MACRO held_ns(interval_s) AS
+CREATE OR REPLACE MACRO held_ns(interval_s) AS
     (greatest(getvariable('max_gap_s'), 1.5 * interval_s) * 1e9)::BIGINT;
 
 -- Whether a congested interval continues the one before it: the gap is short enough, or it is one
 -- interval of which nothing is known.
-CREATE OR REPLACE TEMP MACRO joins(gap_ns, interval_s, clear_before) AS
+CREATE OR REPLACE MACRO joins(gap_ns, interval_s, clear_before) AS
     coalesce(
         gap_ns <= getvariable('max_gap_s') * 1e9
         OR (NOT coalesce(clear_before, true) AND gap_ns <= 1.5e9 * interval_s),
@@ -65,7 +74,11 @@ CREATE OR REPLACE TEMP MACRO joins(gap_ns, interval_s, clear_before) AS
     );
 
 -- Null stays null: LEAST and GREATEST would take the other argument.
-CREATE OR REPLACE TEMP MACRO at_most(value, high) AS
+CREATE OR REPLACE MACRO at_most(value, high) AS
     CASE WHEN value > high THEN high ELSE value END;
-CREATE OR REPLACE TEMP MACRO at_least(value, low) AS
+CREATE OR REPLACE MACRO at_least(value, low) AS
     CASE WHEN value < low THEN low ELSE value END;
+
+-- Whether a port was at a level before this chunk, and that is recent enough to still count.
+CREATE OR REPLACE MACRO holds(before, level, known_end_ns, holds_from_ns) AS
+    coalesce(before >= level AND known_end_ns >= holds_from_ns, false)::INTEGER;

@@ -6,7 +6,8 @@
 -- audits: range(wait_fraction, 0, 1); range(ecn_rate, 0, ..); range(discard_rate, 0, ..)
 -- audits: range(retransmit_rate, 0, ..); range(error_rate, 0, ..); range(level, 0, 3)
 --
--- `samples` is sorted by (link, ts), so all windows stream in that order and nothing is sorted.
+-- `samples` is sorted by (link, ts), so all windows stream in that order and nothing is sorted;
+-- `restarts` says that what comes before a sample is no predecessor.
 -- `seed` holds, for each link, what came before: the interval that ends at its first sample here,
 -- its level and the time until which that is known.
 --
@@ -20,102 +21,41 @@
 WITH stepped AS (
     SELECT
         *,
-        coalesce(lag(link) OVER () = link, false) AS follows,
+        NOT coalesce(lag(link) OVER () = link, false) AS first,
         lag(ts) OVER () AS p_ts,
         lag(tx_bytes) OVER () AS p_tx_bytes,
         lag(rx_bytes) OVER () AS p_rx_bytes,
-        lag(tx_packets) OVER () AS p_tx_packets,
-        lag(rx_packets) OVER () AS p_rx_packets,
         lag(wait_ticks) OVER () AS p_wait_ticks,
         lag(discards) OVER () AS p_discards,
-        lag(symbol_errors) OVER () AS p_symbol_errors,
-        lag(receive_errors) OVER () AS p_receive_errors,
-        lag(retrains) OVER () AS p_retrains,
-        lag(downs) OVER () AS p_downs,
-        lag(integrity_errors) OVER () AS p_integrity_errors,
-        lag(ecn_marked) OVER () AS p_ecn_marked,
-        lag(cnp_handled) OVER () AS p_cnp_handled,
-        lag(sequence_errors) OVER () AS p_sequence_errors,
-        lag(implied_naks) OVER () AS p_implied_naks,
-        lag(ack_timeouts) OVER () AS p_ack_timeouts,
-        lag(rnr_retries) OVER () AS p_rnr_retries,
-        lag(adaptive_retransmissions) OVER () AS p_adaptive_retransmissions,
-        lag(pause_us) OVER () AS p_pause_us
+        lag(pause_us) OVER () AS p_pause_us,
+        lag(errors) OVER () AS p_errors,
+        lag(errors_present) OVER () AS p_errors_present,
+        lag(marks) OVER () AS p_marks,
+        lag(marks_present) OVER () AS p_marks_present,
+        lag(resent) OVER () AS p_resent,
+        lag(resent_present) OVER () AS p_resent_present
     FROM samples
-),
-paired AS (
-    SELECT
-        link,
-        ts,
-        NOT follows AS first,
-        CASE
-            WHEN interval_s IS NOT NULL THEN nullif(interval_s, 0)
-            WHEN follows THEN (epoch_ns(ts) - epoch_ns(p_ts)) / 1e9
-        END AS span_s,
-        data_rate_bytes_s,
-        tick,
-        tx_bytes,
-        rx_bytes,
-        tx_packets,
-        rx_packets,
-        wait_ticks,
-        discards,
-        symbol_errors,
-        receive_errors,
-        retrains,
-        downs,
-        integrity_errors,
-        ecn_marked,
-        cnp_handled,
-        sequence_errors,
-        implied_naks,
-        ack_timeouts,
-        rnr_retries,
-        adaptive_retransmissions,
-        pause_us,
-        CASE WHEN interval_s IS NOT NULL THEN tx_bytes * 0 WHEN follows THEN p_tx_bytes END AS p_tx_bytes,
-        CASE WHEN interval_s IS NOT NULL THEN rx_bytes * 0 WHEN follows THEN p_rx_bytes END AS p_rx_bytes,
-        CASE WHEN interval_s IS NOT NULL THEN tx_packets * 0 WHEN follows THEN p_tx_packets END AS p_tx_packets,
-        CASE WHEN interval_s IS NOT NULL THEN rx_packets * 0 WHEN follows THEN p_rx_packets END AS p_rx_packets,
-        CASE WHEN interval_s IS NOT NULL THEN wait_ticks * 0 WHEN follows THEN p_wait_ticks END AS p_wait_ticks,
-        CASE WHEN interval_s IS NOT NULL THEN discards * 0 WHEN follows THEN p_discards END AS p_discards,
-        CASE WHEN interval_s IS NOT NULL THEN symbol_errors * 0 WHEN follows THEN p_symbol_errors END AS p_symbol_errors,
-        CASE WHEN interval_s IS NOT NULL THEN receive_errors * 0 WHEN follows THEN p_receive_errors END AS p_receive_errors,
-        CASE WHEN interval_s IS NOT NULL THEN retrains * 0 WHEN follows THEN p_retrains END AS p_retrains,
-        CASE WHEN interval_s IS NOT NULL THEN downs * 0 WHEN follows THEN p_downs END AS p_downs,
-        CASE WHEN interval_s IS NOT NULL THEN integrity_errors * 0 WHEN follows THEN p_integrity_errors END AS p_integrity_errors,
-        CASE WHEN interval_s IS NOT NULL THEN ecn_marked * 0 WHEN follows THEN p_ecn_marked END AS p_ecn_marked,
-        CASE WHEN interval_s IS NOT NULL THEN cnp_handled * 0 WHEN follows THEN p_cnp_handled END AS p_cnp_handled,
-        CASE WHEN interval_s IS NOT NULL THEN sequence_errors * 0 WHEN follows THEN p_sequence_errors END AS p_sequence_errors,
-        CASE WHEN interval_s IS NOT NULL THEN implied_naks * 0 WHEN follows THEN p_implied_naks END AS p_implied_naks,
-        CASE WHEN interval_s IS NOT NULL THEN ack_timeouts * 0 WHEN follows THEN p_ack_timeouts END AS p_ack_timeouts,
-        CASE WHEN interval_s IS NOT NULL THEN rnr_retries * 0 WHEN follows THEN p_rnr_retries END AS p_rnr_retries,
-        CASE WHEN interval_s IS NOT NULL THEN adaptive_retransmissions * 0 WHEN follows THEN p_adaptive_retransmissions END AS p_adaptive_retransmissions,
-        CASE WHEN interval_s IS NOT NULL THEN pause_us * 0 WHEN follows THEN p_pause_us END AS p_pause_us
-    FROM stepped
 ),
 checked AS (
     SELECT
         *,
-        fell(tx_bytes, p_tx_bytes)
-            OR fell(rx_bytes, p_rx_bytes)
-            OR fell(tx_packets, p_tx_packets)
-            OR fell(rx_packets, p_rx_packets)
-            OR fell(wait_ticks, p_wait_ticks)
-            OR fell(discards, p_discards)
-            OR fell(symbol_errors, p_symbol_errors)
-            OR fell(receive_errors, p_receive_errors)
-            OR fell(retrains, p_retrains)
-            OR fell(downs, p_downs)
-            OR fell(integrity_errors, p_integrity_errors) AS port_reset,
-        fell(ecn_marked, p_ecn_marked)
-            OR fell(cnp_handled, p_cnp_handled)
-            OR fell(sequence_errors, p_sequence_errors)
-            OR fell(implied_naks, p_implied_naks)
-            OR fell(ack_timeouts, p_ack_timeouts)
-            OR fell(rnr_retries, p_rnr_retries)
-            OR fell(adaptive_retransmissions, p_adaptive_retransmissions) AS roce_reset
-    FROM paired
+        NOT first AND NOT restarts AS follows,
+        CASE WHEN NOT first AND NOT restarts THEN (epoch_ns(ts) - epoch_ns(p_ts)) / 1e9 END
+            AS span_s,
+        errors_present = p_errors_present AS same_errors,
+        marks_present = p_marks_present AS same_marks,
+        resent_present = p_resent_present AS same_resent
+    FROM stepped
+),
+broken AS (
+    SELECT
+        *,
+        NOT follows OR fell(tx_bytes, p_tx_bytes) OR fell(rx_bytes, p_rx_bytes)
+            OR fell(wait_ticks, p_wait_ticks) OR fell(discards, p_discards)
+            OR (same_errors AND fell(errors, p_errors)) AS port_reset,
+        NOT follows OR (same_marks AND fell(marks, p_marks))
+            OR (same_resent AND fell(resent, p_resent)) AS roce_reset
+    FROM checked
 ),
 risen AS (
     SELECT
@@ -127,39 +67,12 @@ risen AS (
         rise(tx_bytes, p_tx_bytes, port_reset) AS tx,
         rise(rx_bytes, p_rx_bytes, port_reset) AS rx,
         rise(wait_ticks, p_wait_ticks, port_reset) * tick AS waited,
-        rise(pause_us, p_pause_us, false) AS paused_us,
+        rise(pause_us, p_pause_us, NOT follows) AS paused_us,
         rise(discards, p_discards, port_reset) AS dropped,
-        CASE
-            WHEN NOT (coalesce(symbol_errors, p_symbol_errors) IS NULL
-                AND coalesce(receive_errors, p_receive_errors) IS NULL
-                AND coalesce(retrains, p_retrains) IS NULL
-                AND coalesce(downs, p_downs) IS NULL
-                AND coalesce(integrity_errors, p_integrity_errors) IS NULL)
-            THEN term(symbol_errors, p_symbol_errors, port_reset)
-                + term(receive_errors, p_receive_errors, port_reset)
-                + term(retrains, p_retrains, port_reset)
-                + term(downs, p_downs, port_reset)
-                + term(integrity_errors, p_integrity_errors, port_reset)
-        END AS errors,
-        CASE
-            WHEN NOT (coalesce(ecn_marked, p_ecn_marked) IS NULL
-                AND coalesce(cnp_handled, p_cnp_handled) IS NULL)
-            THEN term(ecn_marked, p_ecn_marked, roce_reset)
-                + term(cnp_handled, p_cnp_handled, roce_reset)
-        END AS marked,
-        CASE
-            WHEN NOT (coalesce(sequence_errors, p_sequence_errors) IS NULL
-                AND coalesce(implied_naks, p_implied_naks) IS NULL
-                AND coalesce(ack_timeouts, p_ack_timeouts) IS NULL
-                AND coalesce(rnr_retries, p_rnr_retries) IS NULL
-                AND coalesce(adaptive_retransmissions, p_adaptive_retransmissions) IS NULL)
-            THEN term(sequence_errors, p_sequence_errors, roce_reset)
-                + term(implied_naks, p_implied_naks, roce_reset)
-                + term(ack_timeouts, p_ack_timeouts, roce_reset)
-                + term(rnr_retries, p_rnr_retries, roce_reset)
-                + term(adaptive_retransmissions, p_adaptive_retransmissions, roce_reset)
-        END AS resent
-    FROM checked
+        rise(errors, p_errors, port_reset OR NOT same_errors) AS errors,
+        rise(marks, p_marks, roce_reset OR NOT same_marks) AS marked,
+        rise(resent, p_resent, roce_reset OR NOT same_resent) AS resent
+    FROM broken
 ),
 figures AS (
     SELECT
@@ -260,36 +173,30 @@ switches AS (
         ) OVER (ROWS UNBOUNDED PRECEDING) AS holds_from_ns
     FROM steps
 ),
-seeded AS (
-    SELECT
-        switches.*,
-        first AND seed.ts IS NOT NULL AS from_seed,
-        seed AS s,
-        CASE WHEN coalesce(seed.known_end_ns >= holds_from_ns, false) THEN seed.level ELSE 0 END
-            AS level_before
-    FROM switches LEFT JOIN seed ON seed.link = switches.link
-),
 rows AS (
     SELECT
-        ts,
-        CASE WHEN from_seed THEN s.interval_s ELSE interval_s END AS interval_s,
-        link,
-        CASE WHEN from_seed THEN s.tx_gbps ELSE tx_gbps END AS tx_gbps,
-        CASE WHEN from_seed THEN s.rx_gbps ELSE rx_gbps END AS rx_gbps,
-        CASE WHEN from_seed THEN s.utilization ELSE utilization END AS utilization,
-        CASE WHEN from_seed THEN s.wait_fraction ELSE wait_fraction END AS wait_fraction,
-        CASE WHEN from_seed THEN s.ecn_rate ELSE ecn_rate END AS ecn_rate,
-        CASE WHEN from_seed THEN s.discard_rate ELSE discard_rate END AS discard_rate,
-        CASE WHEN from_seed THEN s.retransmit_rate ELSE retransmit_rate END AS retransmit_rate,
-        CASE WHEN from_seed THEN s.error_rate ELSE error_rate END AS error_rate,
+        switches.ts,
+        CASE WHEN first THEN seed.interval_s ELSE switches.interval_s END AS interval_s,
+        switches.link,
+        CASE WHEN first THEN seed.tx_gbps ELSE switches.tx_gbps END AS tx_gbps,
+        CASE WHEN first THEN seed.rx_gbps ELSE switches.rx_gbps END AS rx_gbps,
+        CASE WHEN first THEN seed.utilization ELSE switches.utilization END AS utilization,
+        CASE WHEN first THEN seed.wait_fraction ELSE switches.wait_fraction END AS wait_fraction,
+        CASE WHEN first THEN seed.ecn_rate ELSE switches.ecn_rate END AS ecn_rate,
+        CASE WHEN first THEN seed.discard_rate ELSE switches.discard_rate END AS discard_rate,
+        CASE WHEN first THEN seed.retransmit_rate ELSE switches.retransmit_rate END AS retransmit_rate,
+        CASE WHEN first THEN seed.error_rate ELSE switches.error_rate END AS error_rate,
         CASE
-            WHEN from_seed THEN s.first_level
+            WHEN first THEN seed.first_level
+            WHEN known AND least(s1, s2, s3) >= 0 THEN s1 + s2 + s3
             WHEN known THEN (
-                CASE WHEN s1 >= 0 THEN s1 ELSE (level_before >= 1)::INTEGER END
-                + CASE WHEN s2 >= 0 THEN s2 ELSE (level_before >= 2)::INTEGER END
-                + CASE WHEN s3 >= 0 THEN s3 ELSE (level_before >= 3)::INTEGER END
+                CASE WHEN s1 >= 0 THEN s1 ELSE holds(seed.level, 1, seed.known_end_ns, holds_from_ns) END
+                + CASE WHEN s2 >= 0 THEN s2 ELSE holds(seed.level, 2, seed.known_end_ns, holds_from_ns) END
+                + CASE WHEN s3 >= 0 THEN s3 ELSE holds(seed.level, 3, seed.known_end_ns, holds_from_ns) END
             )
         END::INTEGER AS level
-    FROM seeded
+    FROM switches
+    -- Few rows need what came before: the others have no key and pass by.
+    LEFT JOIN seed ON seed.link = CASE WHEN first OR least(s1, s2, s3) < 0 THEN switches.link END
 )
 SELECT * FROM rows WHERE interval_s > 0

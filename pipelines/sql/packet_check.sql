@@ -1,6 +1,6 @@
 -- name: packet_check
 -- grain: one input and direction whose data counters cannot be in the unit it says
--- inputs: raw
+-- inputs: probe
 --
 -- Bytes over packets must lie between the smallest packet and the largest MTU with headers. A
 -- source that multiplied words by 4 already, or did not and says bytes, falls outside by 4.
@@ -15,7 +15,7 @@ WITH counted AS (
         counter32(
             coalesce(port_xmit_packets, unicast_xmit_packets), 'port_xmit_packets', saturated
         ) AS packets
-    FROM raw
+    FROM probe
     UNION ALL
     SELECT
         source,
@@ -23,7 +23,7 @@ WITH counted AS (
         'received',
         octets(port_rcv_data, 'port_rcv_data', saturated, data_unit_bytes),
         counter32(coalesce(port_rcv_packets, unicast_rcv_packets), 'port_rcv_packets', saturated)
-    FROM raw
+    FROM probe
 ),
 spans AS (
     SELECT

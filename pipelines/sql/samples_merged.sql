@@ -1,12 +1,13 @@
 -- name: samples_merged
--- grain: one port at one instant and kind of value (absolute, delta), sorted by (link, ts)
+-- grain: one port at one instant, sorted by (link, end of interval)
 -- inputs: raw, port_facts, carry
 -- audits: not_null(link, ts)
 --
 -- The counters of one chunk in one unit: links by their one name, rows of one port at one instant
 -- merged (two sources, or two lines of one), a value that one source knows kept where the other
 -- does not. A link whose chunk has two absolute rows or more is read by these; a link with less,
--- by the deltas its source took (`used`).
+-- by the deltas its source took (`used`). A delta becomes two samples: zero when its interval began
+-- (`restarts`: what came before is no predecessor) and the delta when it ended.
 WITH known AS (
     SELECT
         coalesce(port_facts.link, raw.link) AS link,
@@ -20,8 +21,6 @@ WITH known AS (
         coalesce(xmit_wait_tick, port_facts.tick, getvariable('tick')) AS tick,
         octets(port_xmit_data, 'port_xmit_data', saturated, data_unit_bytes) AS tx_bytes,
         octets(port_rcv_data, 'port_rcv_data', saturated, data_unit_bytes) AS rx_bytes,
-        counter32(port_xmit_packets, 'port_xmit_packets', saturated) AS tx_packets,
-        counter32(port_rcv_packets, 'port_rcv_packets', saturated) AS rx_packets,
         counter32(port_xmit_wait, 'port_xmit_wait', saturated) AS wait_ticks,
         counter(port_xmit_discards, 'port_xmit_discards', saturated) AS discards,
         counter(symbol_error, 'symbol_error', saturated) AS symbol_errors,
@@ -38,8 +37,9 @@ WITH known AS (
         counter(roce_adp_retrans, 'roce_adp_retrans', saturated) AS adaptive_retransmissions,
         counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us
     FROM raw LEFT JOIN port_facts ON port_facts.raw_link = raw.link
+    WHERE raw.interval_s IS NULL OR raw.interval_s > 0
 ),
-merged AS (
+parts AS (
     SELECT
         link,
         ts,
@@ -49,8 +49,6 @@ merged AS (
         max(tick) AS tick,
         max(tx_bytes) AS tx_bytes,
         max(rx_bytes) AS rx_bytes,
-        max(tx_packets) AS tx_packets,
-        max(rx_packets) AS rx_packets,
         max(wait_ticks) AS wait_ticks,
         max(discards) AS discards,
         max(symbol_errors) AS symbol_errors,
@@ -69,6 +67,31 @@ merged AS (
     FROM known
     GROUP BY link, ts, is_delta
 ),
+merged AS (
+    SELECT
+        link,
+        ts,
+        is_delta,
+        interval_s,
+        data_rate_bytes_s,
+        tick,
+        tx_bytes,
+        rx_bytes,
+        wait_ticks,
+        discards,
+        pause_us,
+        together(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors,
+        present(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors_present,
+        together(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks,
+        present(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks_present,
+        together(
+            sequence_errors, implied_naks, ack_timeouts, rnr_retries, adaptive_retransmissions
+        ) AS resent,
+        present(
+            sequence_errors, implied_naks, ack_timeouts, rnr_retries, adaptive_retransmissions
+        ) AS resent_present
+    FROM parts
+),
 kinds AS (
     SELECT
         merged.link,
@@ -76,7 +99,49 @@ kinds AS (
             OR count(*) FILTER (WHERE NOT is_delta) + count(DISTINCT carry.link) >= 2 AS absolute
     FROM merged LEFT JOIN carry ON carry.link = merged.link
     GROUP BY merged.link
+),
+chosen AS (
+    SELECT merged.*, kinds.absolute = NOT is_delta AS used
+    FROM merged JOIN kinds ON kinds.link = merged.link
+),
+both_ends AS (
+    SELECT *, ts AS end_ts, false AS restarts FROM chosen
+    UNION ALL BY NAME
+    SELECT
+        * REPLACE (
+            make_timestamp_ns(epoch_ns(ts) - (interval_s * 1e9)::BIGINT)::TIMESTAMPTZ_NS AS ts,
+            tx_bytes * 0 AS tx_bytes,
+            rx_bytes * 0 AS rx_bytes,
+            wait_ticks * 0 AS wait_ticks,
+            discards * 0 AS discards,
+            pause_us * 0 AS pause_us,
+            errors * 0 AS errors,
+            marks * 0 AS marks,
+            resent * 0 AS resent
+        ),
+        ts AS end_ts,
+        true AS restarts
+    FROM chosen
+    WHERE is_delta
 )
-SELECT merged.* EXCLUDE (is_delta), kinds.absolute = NOT merged.is_delta AS used
-FROM merged JOIN kinds ON kinds.link = merged.link
-ORDER BY merged.link, ts, is_delta
+SELECT
+    link,
+    ts,
+    restarts,
+    data_rate_bytes_s,
+    tick,
+    tx_bytes,
+    rx_bytes,
+    wait_ticks,
+    discards,
+    pause_us,
+    errors,
+    errors_present,
+    marks,
+    marks_present,
+    resent,
+    resent_present,
+    is_delta,
+    used
+FROM both_ends
+ORDER BY link, end_ts, is_delta, restarts DESC

@@ -150,6 +150,23 @@ def test_a_new_hour_computes_that_hour_alone(tmp_path: Path) -> None:
     assert done.reused == 5
 
 
+def test_parts_in_threads_give_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series: Waits = [0.0, 0.6, 0.12, 0.12, 0.0, 0.2] * 20
+    links = [f"0x{number:016x}/1" for number in range(5)]
+    rows = [row for link in links for row in counter_rows(link, series, {50}, [10**9])]
+    whole, parts = new_lake(tmp_path / "whole"), new_lake(tmp_path / "parts")
+    for lake in (whole, parts):
+        put(lake, "link_counters", rows)
+    rebuild(whole, rules=RULES, threads=1)
+    monkeypatch.setattr("xtune.pipelines._rates.PART_ROWS", 1)
+    rebuild(parts, rules=RULES, threads=3)
+    assert len(parts.files("derived/link_rates")) == 6  # three parts on each of two days
+    assert content(parts) == content(whole)
+    assert rebuild(parts, rules=RULES, threads=3).computed == ()
+
+
 def test_other_rules_compute_everything_anew(tmp_path: Path) -> None:
     lake = new_lake(tmp_path / "lake")
     put(lake, "link_counters", port_rows(A, [0, 0.2, 0.2, 0.2, 0]))

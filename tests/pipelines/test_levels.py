@@ -93,17 +93,20 @@ def islands_of(levels: list[int | None]) -> list[Island]:
 
 def load(session: Session, waits: Waits) -> None:
     """Make ``samples`` of deltas, one second each."""
-    size = len(waits)
+    rows = 2 * len(waits)
     schema = session.arrow("FROM samples LIMIT 0").schema
-    columns: dict[str, Any] = {f.name: pa.nulls(size, f.type) for f in schema}
-    columns["link"] = pa.array([A] * size)
-    columns["ts"] = pa.array([at(i + 1) for i in range(size)]).cast(pa.timestamp("ns", tz="UTC"))
-    columns["interval_s"] = pa.array([1.0] * size)
-    columns["data_rate_bytes_s"] = pa.array([float(LINE_BYTES_S)] * size)
-    columns["tick"] = pa.array([8.0] * size)
+    columns: dict[str, Any] = {f.name: pa.nulls(rows, f.type) for f in schema}
+    times = [at(second) for index in range(len(waits)) for second in (index, index + 1)]
+    columns["link"] = pa.array([A] * rows)
+    columns["ts"] = pa.array(times).cast(pa.timestamp("ns", tz="UTC"))
+    columns["restarts"] = pa.array([True, False] * len(waits))
+    columns["data_rate_bytes_s"] = pa.array([float(LINE_BYTES_S)] * rows)
+    columns["tick"] = pa.array([8.0] * rows)
     # -1: the source has the counter and it is saturated.
     ticks = [-1 if w is None else round(w * LINE_BYTES_S / 8) for w in waits]
-    columns["wait_ticks"] = pa.array(ticks, pa.int64())
+    columns["wait_ticks"] = pa.array([t for rise in ticks for t in (0, rise)], pa.int64())
+    for name in ("errors", "marks", "resent"):
+        columns[f"{name}_present"] = pa.array([0] * rows, schema.field(f"{name}_present").type)
     session.connection.register("given_samples", pa.table(columns))
 
 
