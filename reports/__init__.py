@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xtune.errors import InputError, UsageError
 from xtune.reports._base import Card, Plot, Section, safe_card
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def build_report(
         command: Shown in the provenance.
 
     Raises:
-        NoDataError: Nothing was rebuilt yet.
+        InputError: ``out`` cannot be written.
+        NoDataError: Nothing was rebuilt yet, or nothing lies in the span.
+        UsageError: ``out`` is the JSON twin's name.
     """
     from xtune.reports._data import gather
     from xtune.reports._page import render
@@ -73,16 +76,24 @@ def build_report(
     )
     cards = [card for card in (safe_card(s, content) for s in all_sections()) if card is not None]
     html = out.absolute()
-    html.parent.mkdir(parents=True, exist_ok=True)
     twin = html.with_name("report.json")
+    if html == twin:
+        raise UsageError(f"--out: {out} is the name of the JSON twin", "name an .html file")
     document = {
         "schema": 1,
         "provenance": content.provenance,
         "cards": [_plain(card) for card in cards],
         "study": study,
     }
-    _replace(html, render(content, cards))
-    _replace(twin, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    texts = {html: render(content, cards)}
+    texts[twin] = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            _replace(path, text)
+    except OSError as error:
+        message = f"{out}: {error.strerror}"
+        raise InputError(message, "--out names the HTML file") from error
     failed = tuple(card.name for card in cards if card.failed)
     return Report(html, twin, html.stat().st_size, failed)
 
@@ -103,5 +114,8 @@ def _plain(card: Card) -> dict[str, Any]:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

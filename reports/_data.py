@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from xtune.lake import Lake
 
-DERIVED = ("episodes", "link_episodes", "link_rates", "collective_impact")
+# Rates are by far the largest table: no column is read that no section shows.
+RATES = ("ts", "interval_s", "link", "wait_fraction", "level")
+# Each table with the columns of a row's first and last instant.
+SPANS = {
+    "episodes": ("start_ts", "end_ts"),
+    "link_episodes": ("start_ts", "end_ts"),
+    "link_rates": ("ts", "ts"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +68,22 @@ def gather(
     from xtune.lake import link_names
 
     tables = {}
-    for name in DERIVED:
-        frame = pl.from_arrow(lake.read(f"derived/{name}"))
+    for name in SPANS:
+        frame = pl.from_arrow(
+            lake.read(f"derived/{name}", RATES if name == "link_rates" else None)
+        )
         assert isinstance(frame, pl.DataFrame)
-        column = "ts" if name == "link_rates" else "start_ts"
+        if name == "link_rates" and frame.is_empty():
+            raise NoDataError("the lake holds no rates", "run xtune rebuild first")
+        # What began before the span and reaches into it belongs to it.
+        first, last = SPANS[name]
         if since is not None:
-            frame = frame.filter(pl.col(column) >= since)
+            frame = frame.filter(pl.col(last) >= since)
         if until is not None:
-            frame = frame.filter(pl.col(column) < until)
+            frame = frame.filter(pl.col(first) < until)
         tables[name] = frame.with_columns(pl.col(pl.Datetime).dt.epoch("ns"))
     if tables["link_rates"].is_empty():
-        raise NoDataError("the lake holds no rates", "run xtune rebuild first")
+        raise NoDataError("the lake holds no rates in that span", "see --since and --until")
     return Content(
         tables=tables,
         study=study,
@@ -104,5 +116,7 @@ def _provenance(
     if study is not None:
         found["study"] = study["study"]
         found["calibration"] = study["calibration"]
+        path = lake.root / "calibrations" / f"{study['calibration']}.json"
+        found["calibration_in_lake"] = path.is_file()
         found |= {f"study_{k}": v for k, v in study["provenance"].items()}
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]

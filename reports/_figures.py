@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def covered_seconds(rates: pl.DataFrame) -> float:
     import polars as pl
 
     usual = rates["interval_s"].median()
+    if usual is None:
+        return 0.0
     spans = (
         rates.filter(pl.col("interval_s") <= 10.0 * pl.lit(usual))
         .select(
@@ -57,6 +61,20 @@ def covered_seconds(rates: pl.DataFrame) -> float:
         )
     )
     return float(spans["new"].sum()) / 1e9
+
+
+def union_seconds(starts_ns: Sequence[int], ends_ns: Sequence[int]) -> float:
+    """Time that at least one of the intervals covers."""
+    total, reached = 0, -(2**63)
+    for start, end in sorted(zip(starts_ns, ends_ns, strict=True)):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total / 1e9
+
+
+def label(text: str) -> str:
+    """Foreign text for a figure: Plotly takes some HTML in labels, and a name is not HTML."""
+    return escape(text, quote=False)
 
 
 def figure_json(figure: go.Figure) -> dict[str, Any]:

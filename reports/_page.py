@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -15,6 +17,7 @@ from xtune.reports._base import Block, Card, Figures, Grid, Plot, Text
 from xtune.reports._data import Content
 from xtune.reports._figures import moment
 
+NUMERIC = re.compile(r"-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?%?")
 WIDE_TEXT = 60  # longer cells get a wide column
 
 
@@ -85,7 +88,8 @@ def _block(block: Block, name: str, content: Content, figures: dict[str, Any]) -
 
 def _grid(grid: Grid, name: str, content: Content) -> str:
     head = "".join(f'<th scope="col" tabindex="0">{escape(c)}</th>' for c in grid.columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in grid.rows)
+    numeric = [all(map(_is_number, column)) for column in zip(*grid.rows, strict=True)]
+    rows = "".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in grid.rows)
     search = (
         f'<input type="search" data-table="{name}" aria-label="{content.words("search")}" '
         f'placeholder="{content.words("search")}">'
@@ -101,12 +105,21 @@ def _grid(grid: Grid, name: str, content: Content) -> str:
     )
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return '<td class="n" data-v="-1">-</td>'
+def _is_number(value: object) -> bool:
+    return not isinstance(value, str) or NUMERIC.fullmatch(value) is not None or value == "-"
+
+
+def _cell(value: object, numeric: bool) -> str:
+    """One cell; ``numeric``: its column's texts are numbers, and sorted by value."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return '<td class="n" data-v="">-</td>'  # unknown: sorted behind all that is known
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
         return f'<td class="n" data-v="{value!r}">{text}</td>'
     text = str(value)
+    if text == "-":
+        return _cell(None, numeric)
+    if numeric:
+        return f'<td class="n" data-v="{float(text.rstrip("%").replace(",", ""))!r}">{text}</td>'
     mark = ' class="wide"' if len(text) > WIDE_TEXT else ""
     return f"<td{mark}>{escape(text)}</td>"

@@ -45,6 +45,10 @@ ZH = {
     "item": "项目",
     "T, iterations": "T（迭代）",
     "simulated": "仿真",
+    "from telemetry": "来自遥测",
+    "The study's calibration is not in this lake: it was deleted, or the study is of other"
+    " telemetry than the episodes on this page.": "该研究的标定不在此数据湖中：标定已被删除，"
+    "或该研究所用遥测与本页事件不同。",
     "founding document": "创始文档",
     "no congestion episode was found": "未发现拥塞事件",
     "search": "搜索",

@@ -20,7 +20,8 @@ def build(content: Content) -> Sequence[Block]:
     rows = []
     for row in (*study["baselines"], *study["ablations"]):
         if row["state"] != "complete":
-            rows.append((row["name"], row.get("reason", row["state"]), *[None] * 7))
+            why = row.get("reason", row["state"])  # columns of numbers hold numbers alone
+            rows.append((f"{row['name']}: {why}", *[None] * 8))
             continue
         metrics, gain = row["metrics"], row.get("gain_of_best")
         rows.append(
@@ -30,7 +31,9 @@ def build(content: Content) -> Sequence[Block]:
                 *(number(metrics.get(k)) for k in ("mean_step_s", "jitter_s")),
                 percent(metrics.get("ratio_vs_bf16")),
                 percent(gain["mean"]) if gain else None,
-                f"{percent(gain['low'])} .. {percent(gain['high'])}" if gain else None,
+                f"{percent(gain['low'])} .. {percent(gain['high'])}"
+                if gain and gain["low"] is not None
+                else None,
             )
         )
     text = (

@@ -9,6 +9,11 @@ from xtune.reports._base import Block, Grid, Plot, Section, Text
 from xtune.reports._data import Content
 from xtune.reports._figures import INK, figure_json, number, percent
 
+FOREIGN = (
+    "The study's calibration is not in this lake: it was deleted, or the study is of other"
+    " telemetry than the episodes on this page."
+)
+
 
 def build(content: Content) -> Sequence[Block]:
     """Curve of a one-dimensional grid, the trials as a table, the founding document's claim."""
@@ -19,6 +24,8 @@ def build(content: Content) -> Sequence[Block]:
     done = [row for row in study["trials"] if row["state"] == "complete"]
     fields = list(study["space"])
     blocks: list[Block] = [Text(text=_sentence(study, done))]
+    if not content.provenance["calibration_in_lake"]:
+        blocks.append(Text(text=words(FOREIGN)))
     if len(fields) == 1 and done:
         blocks.append(_curve(content, study, done, fields[0]))
     columns = [*fields, *(words(n) for n in ("time to target, s", "low", "high"))]
@@ -40,6 +47,11 @@ def build(content: Content) -> Sequence[Block]:
         )
     )
     blocks += [
+        Text(text=f"{row['state']}: {_chosen(row)}: {row.get('reason', '')}")
+        for row in study["trials"]
+        if row["state"] != "complete"
+    ]
+    blocks += [
         Text(text=f"{words('founding document')} ({c['id']}): {c['claim']}")
         for c in study["founding_document"]
     ]
@@ -56,15 +68,17 @@ def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
     best = study["best"]
     if best is None:
         return text
-    chosen = ", ".join(f"{k} = {v}" for k, v in best["params"].items())
-    alike = [
-        row
-        for row in done
-        if row["number"] != best["number"] and row["gain_of_best"]["low"] <= 0.0
-    ]
+    others = [row for row in done if row["number"] != best["number"]]
+    alike = [row for row in others if row["gain_of_best"]["told_apart"] is False]
     values = "; ".join(", ".join(str(v) for v in row["params"].values()) for row in alike)
     rest = f" Not told apart from it by these seeds: {values}." if alike else ""
-    return f"{text} Best: {chosen}, {number(best['mean'])} s.{rest}"
+    if any(row["gain_of_best"]["told_apart"] is None for row in others):
+        rest = " These seeds are too few to tell the others from it."
+    return f"{text} Best: {_chosen(best)}, {number(best['mean'])} s.{rest}"
+
+
+def _chosen(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in row["params"].items())
 
 
 def _curve(
@@ -84,8 +98,8 @@ def _curve(
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [row["high"] - row["mean"] for row in done],
-                "arrayminus": [row["mean"] - row["low"] for row in done],
+                "array": [_reach(row, "high") for row in done],
+                "arrayminus": [_reach(row, "low") for row in done],
             },
             name=content.words("tuned policy"),
         )
@@ -115,6 +129,11 @@ def _curve(
         + (f" Off the scale: {', '.join(far)}." if far else ""),
         height_px=460,
     )
+
+
+def _reach(row: Mapping[str, Any], end: str) -> float | None:
+    """Length of the error bar; none where one seed gives no interval."""
+    return None if row[end] is None else abs(row[end] - row["mean"])
 
 
 def _short(value: float | None) -> float | None:

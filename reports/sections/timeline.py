@@ -8,7 +8,7 @@ import numpy as np
 
 from xtune.reports._base import Block, Plot, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import LEVEL_COLOURS, figure_json, moment, number
+from xtune.reports._figures import LEVEL_COLOURS, figure_json, label, moment, number
 
 MOST_BINS = 720
 MOST_LINKS = 80
@@ -29,7 +29,7 @@ def build(content: Content) -> Sequence[Block]:
     rates = rates.filter(pl.col("link").is_in(links))
     stamps = rates["ts"].unique().sort().to_numpy()
     bins = min(MOST_BINS, len(stamps))
-    edges = stamps[np.linspace(0, len(stamps) - 1, bins + 1).astype(int)[:-1]]
+    edges = stamps[np.linspace(0, len(stamps), bins + 1).astype(int)[:-1]]
     column = np.searchsorted(edges, rates["ts"].to_numpy(), side="right") - 1
     order = {link: i for i, link in enumerate(links)}
     row = np.array([order[link] for link in rates["link"].to_list()])
@@ -41,8 +41,8 @@ def build(content: Content) -> Sequence[Block]:
     figure = go.Figure(
         go.Heatmap(
             z=grid.astype(np.float32),
-            x=[moment(int(edge))[5:] for edge in edges],
-            y=[content.name_of(link) for link in links],
+            x=_distinct([moment(int(edge))[5:] for edge in edges]),
+            y=_distinct([label(content.name_of(link)) for link in links]),
             zmin=0,
             zmax=3,
             colorscale=scale,
@@ -51,7 +51,9 @@ def build(content: Content) -> Sequence[Block]:
         )
     )
     figure.update_xaxes(type="category", nticks=6, tickangle=0, automargin=True)
-    figure.update_yaxes(autorange="reversed", automargin=True, tickfont={"size": 10})
+    figure.update_yaxes(
+        type="category", autorange="reversed", automargin=True, tickfont={"size": 10}
+    )
     text = (
         f"Highest level in each of {bins} bins for {len(links)} of {worst.height} links, worst "
         f"first; empty where unknown. 0 clear, 1 rising, 2 congested, 3 severe."
@@ -63,6 +65,16 @@ def build(content: Content) -> Sequence[Block]:
         Text(text=text),
         Plot(figure=figure_json(figure), alternative=alternative, height_px=height),
     )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Rows and columns of one name would be drawn over each other: later ones get a number."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return out
 
 
 SECTION = Section(name="timeline", order=30, title="Levels over time", build=build)

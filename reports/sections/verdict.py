@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xtune.reports._base import Block, Figures, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import covered_seconds, number, percent
+from xtune.reports._figures import covered_seconds, number, percent, union_seconds
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -15,19 +16,22 @@ def build(content: Content) -> Sequence[Block]:
     rates = content.tables["link_rates"]
     hours = covered_seconds(rates) / 3600.0
     lost = float(episodes["idle_gpu_hours"].sum()) if episodes["idle_gpu_hours"].count() else None
+    measured = words("from telemetry")
     rows = [
-        (words("hours observed"), number(hours), ""),
-        (words("episodes"), number(episodes.height), ""),
-        (words("GPU hours lost"), number(lost), ""),
-        (words("links hit"), number(content.tables["link_episodes"]["link"].n_unique()), ""),
+        (words("hours observed"), number(hours), measured),
+        (words("episodes"), number(episodes.height), measured),
+        (words("GPU hours lost"), number(lost), measured),
+        (words("links hit"), number(content.tables["link_episodes"]["link"].n_unique()), measured),
     ]
     if episodes.is_empty():
         return (Text(text=words("no congestion episode was found"), strong=True),
                 Figures(rows=rows))  # fmt: skip
     seconds = (episodes["end_ts"] - episodes["start_ts"]) / 1e9
-    share = float(seconds.sum()) / (hours * 3600.0) if hours else None
-    rows.append((words("share of time with an episode"), percent(share), ""))
-    rows.append((words("longest episode, s"), number(float(max(seconds))), ""))
+    # Two causes at one time are two episodes, but one time.
+    busy = union_seconds(episodes["start_ts"].to_list(), episodes["end_ts"].to_list())
+    share = busy / (hours * 3600.0) if hours else None
+    rows.append((words("share of time with an episode"), percent(share), measured))
+    rows.append((words("longest episode, s"), number(float(max(seconds))), measured))
     causes = episodes.group_by("cause").len().sort("len", "cause", descending=[True, False])
     top, count = causes.row(0)
     line = (
@@ -45,32 +49,42 @@ def build(content: Content) -> Sequence[Block]:
             rows.append((words("recommended T, iterations"), number(period), words("simulated")))
         if gain:
             g = gain["gain_of_best"]
-            span = f"[{percent(g['low'])}, {percent(g['high'])}]"
-            remark = f"{gain['name']}, {words('simulated')}, {span}"
+            span = "" if g["low"] is None else f", [{percent(g['low'])}, {percent(g['high'])}]"
+            remark = f"{gain['name']}, {words('simulated')}{span}"
             rows.append((words("expected gain"), percent(g["mean"]), remark))
-            line += _sooner(gain["name"], g["mean"], content.language)
+            line += _compared(gain["name"], g, content.language)
         better = [
             b["name"]
             for b in (*content.study["baselines"], *content.study["ablations"])
-            if "gain_of_best" in b and b["gain_of_best"]["high"] < 0.0
+            if "gain_of_best" in b
+            and b is not gain
+            and b["gain_of_best"]["told_apart"]
+            and b["gain_of_best"]["mean"] < 0.0
         ]
         if better:
             line += _beaten(better, content.language)
     return (Text(text=line, strong=True), Figures(rows=rows))
 
 
-def _sooner(name: str, gain: float, language: str) -> str:
+def _compared(name: str, gain: Mapping[str, Any], language: str) -> str:
+    """Sooner or later than the first baseline, or that the seeds do not tell."""
+    by = percent(abs(gain["mean"]))
     if language == "zh":
-        return f" 仿真中，调优后的策略比 {name} 快 {percent(gain)} 达标。"
-    sooner = f"{percent(gain)} sooner than {name}"
-    return f" In simulation the tuned policy reaches the target loss {sooner}."
+        if not gain["told_apart"]:
+            return f" 仿真中，现有随机种子不足以区分调优后的策略与 {name}。"
+        word = "快" if gain["mean"] > 0.0 else "慢"
+        return f" 仿真中，调优后的策略比 {name} {word} {by} 达标。"
+    if not gain["told_apart"]:
+        return f" In simulation these seeds do not tell the tuned policy and {name} apart."
+    word = "sooner" if gain["mean"] > 0.0 else "later"
+    return f" In simulation the tuned policy reaches the target loss {by} {word} than {name}."
 
 
 def _beaten(names: Sequence[str], language: str) -> str:
     """The tuned policy is not the best there is: that must be in the first line."""
     if language == "zh":
-        return f" 但 {', '.join(names)} 更快。"
-    return f" But {', '.join(names)} would be faster than it."
+        return f" {', '.join(names)} 比它更快。"
+    return f" Faster than it would be: {', '.join(names)}."
 
 
 SECTION = Section(name="verdict", order=10, title="Verdict", build=build)

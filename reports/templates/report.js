@@ -9,10 +9,12 @@
     const rows = Array.from(table.tBodies[0].rows);
     const key = (row) => {
       const cell = row.cells[index];
-      return cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
+      if (cell.dataset.v === undefined) return cell.textContent;
+      return cell.dataset.v === "" ? null : Number(cell.dataset.v);
     };
     rows.sort((a, b) => {
       const x = key(a), y = key(b);
+      if (x === null || y === null) return (x === null) - (y === null);
       const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
       return up ? order : -order;
     });
