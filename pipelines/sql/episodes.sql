@@ -18,11 +18,13 @@ timed AS (
         job,
         coalesce(run, '') AS run,
         step,
+        -- After a restart the same steps come again: each time is a time of its own.
+        coalesce(extra['attempt'], '') AS attempt,
         max(step_time_s) AS step_time_s,
         epoch_ns(max(ts)) AS end_ns
     FROM steps
     WHERE ts IS NOT NULL AND step_time_s IS NOT NULL AND coalesce(split, 'train') = 'train'
-    GROUP BY job, coalesce(run, ''), step
+    GROUP BY job, coalesce(run, ''), step, attempt
 ),
 spanned AS (
     SELECT *, end_ns - (step_time_s * 1e9)::BIGINT AS start_ns FROM timed
@@ -37,9 +39,13 @@ hit AS (
     )
 ),
 usual AS (
-    SELECT job, run, median(step_time_s) AS expected_s
-    FROM spanned ANTI JOIN hit USING (job, run, step)
-    GROUP BY job, run
+    SELECT spanned.job, spanned.run, median(spanned.step_time_s) AS expected_s
+    FROM spanned ANTI JOIN hit
+        ON hit.job IS NOT DISTINCT FROM spanned.job
+        AND hit.run = spanned.run
+        AND hit.step IS NOT DISTINCT FROM spanned.step
+        AND hit.attempt = spanned.attempt
+    GROUP BY spanned.job, spanned.run
 ),
 step_cost AS (
     SELECT

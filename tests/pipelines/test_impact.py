@@ -147,6 +147,23 @@ def test_idle_gpu_hours_are_the_contracts_formula(tmp_path: Path) -> None:
     assert episode["slowdown"] is None  # no collective overlapped it
 
 
+def test_a_job_without_a_name_costs_as_much(tmp_path: Path) -> None:
+    """Half of all steps are inside: the median must still be of those outside."""
+    lake = new_lake(tmp_path / "lake")
+    congested(lake)
+    steps = [step(n, 20 * n + 10, 2.0) for n in range(5)]
+    steps += [step(5 + n, 105 + 5 * n, 5.0) for n in range(10)]
+    # A restart: steps 8 and 9 come again later, outside.
+    steps += [step(n, 200 + n, 2.0, extra=[("attempt", "2")]) for n in (8, 9)]
+    put(lake, "steps", [{**row, "job": None, "run": None} for row in steps])
+    put(lake, "collectives", [collective(n, n, 10, job=None) for n in range(5)])
+    rebuild(lake)
+    [episode] = derived(lake, "episodes")
+    assert episode["steps_affected"] == 10
+    assert episode["idle_gpu_hours"] == pytest.approx(10 * 3.0 * 8 / 3600)
+    assert episode["jobs"] == []
+
+
 def test_a_step_is_from_its_time_stamp_backwards(tmp_path: Path) -> None:
     lake = new_lake(tmp_path / "lake")
     congested(lake)
