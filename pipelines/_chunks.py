@@ -77,7 +77,8 @@ def day_start_ns(date: str) -> int:
     return (day - datetime(1970, 1, 1, tzinfo=UTC)).days * NS_PER_DAY
 
 
-def key_start_ns(key: str) -> int:
-    """First instant of a chunk, from its key."""
+def key_span_ns(key: str) -> tuple[int, int]:
+    """First instant of a chunk and first after it, from its key."""
     date, _, hour = key.partition("T")
-    return day_start_ns(date) + (int(hour) * NS_PER_HOUR if hour else 0)
+    start = day_start_ns(date) + (int(hour) * NS_PER_HOUR if hour else 0)
+    return start, start + (NS_PER_HOUR if hour else NS_PER_DAY)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake, Transaction
-from xtune.pipelines._chunks import DAY_ROWS, Chunk, key_start_ns, plan
+from xtune.pipelines._chunks import DAY_ROWS, Chunk, key_span_ns, plan, touches
 from xtune.pipelines._engine import Session
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._rates import ChunkInput, run_chunk
@@ -54,11 +54,12 @@ class Refresher:
         self._chunks = {chunk.key: chunk for chunk in plan(lake.files("link_counters"), day_rows)}
         self._live = {self._name(file): file for file in lake.files(TABLE)}
         self._carry: str | None = None
+        self._fresh: list[str] = []
         self.done = Refreshed()
 
     def run(self, since_ns: int, until_ns: int, progress: Callable[[int, str], None]) -> Refreshed:
         """Compute what is stale within a span; one commit a date."""
-        keys = sorted({*self._chunks, *self._state.chunks}, key=lambda k: (key_start_ns(k), k))
+        keys = sorted({*self._chunks, *self._state.chunks}, key=lambda k: key_span_ns(k)[::-1])
         for date, of_date in groupby(keys, key=lambda key: key[:10]):
             with self._lake.begin() as transaction:
                 changed = self._drop_strays(transaction, date, since_ns, until_ns)
@@ -73,7 +74,7 @@ class Refresher:
                         changed |= self._visit(transaction, chunk)
                 if changed:
                     transaction.commit()
-                    self._find_files(date)
+                    self._find_files()
                     self._state.save()
         return self.done
 
@@ -121,23 +122,23 @@ class Refresher:
             runs=self._state.keep_table("runs", result.runs),
             carry=self._carry,
         )
+        self._fresh.append(chunk.key)
         self.done.computed.append(chunk.key)
         return True
 
-    def _find_files(self, date: str) -> None:
-        """Enter the names that a commit gave to this date's new files."""
+    def _find_files(self) -> None:
+        """Enter the names that a commit gave to new files."""
+        before = self._live
         self._live = {self._name(file): file for file in self._lake.files(TABLE)}
-        for key in [k for k in self._state.chunks if k[:10] == date]:
-            chunk = self._chunks.get(key)
-            if chunk is None:
-                continue
-            self._state.chunks[key].files = sorted(
-                name
-                for name, file in self._live.items()
-                if file.date == date
-                and file.min_ts_ns is not None
-                and chunk.start_ns <= file.min_ts_ns < chunk.end_ns
-            )
+        for name in sorted(self._live.keys() - before.keys()):
+            file = self._live[name]
+            [key] = [
+                key
+                for key in self._fresh
+                if touches(file, *key_span_ns(key)) and file.date == key[:10]
+            ]
+            self._state.chunks[key].files.append(name)
+        self._fresh.clear()
 
     def _drop_strays(
         self, transaction: Transaction, date: str, since_ns: int, until_ns: int
@@ -153,15 +154,24 @@ class Refresher:
         return bool(strays)
 
     def _keep_or_drop(self, transaction: Transaction, key: str) -> bool:
-        """A chunk without raw rows: pruned ones stay, those read anew elsewhere go."""
+        """A chunk that is no longer planned: a pruned one stays, others go.
+
+        Others: their rows were read anew elsewhere, or their date is cut otherwise now.
+        """
         record = self._state.chunks[key]
-        if self._pruned(record, set()):
+        covered = any(
+            touches(file, *key_span_ns(key)) and file.date == key[:10]
+            for chunk in self._chunks.values()
+            for file in chunk.files
+        )
+        if not covered and self._pruned(record, set()):
             self._carry = record.carry
             return False
         self._remove(transaction, record)
         del self._state.chunks[key]
         self._state.notes.pop(key, None)
-        self.done.dropped.append(key)
+        if not covered:
+            self.done.dropped.append(key)
         return True
 
     def _pruned(self, record: ChunkRecord, sources: set[str]) -> bool:

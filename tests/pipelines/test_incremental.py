@@ -221,6 +221,27 @@ def test_pruned_telemetry_keeps_its_episodes(tmp_path: Path) -> None:
     assert set(before["link_rates"]) < set(after["link_rates"])
 
 
+def test_a_date_may_be_cut_otherwise_later(tmp_path: Path) -> None:
+    """A day grows too large for one partition, and, pruned, small enough again."""
+    lake = new_lake(tmp_path / "lake", now_s=30 * 86400)
+    record(lake, "a" * 12)
+    rows = counter_rows(A, [0.0, 0.6, 0.6, 0.0] * 10, set(), [10**9])  # 10:00 to 19:45
+    put(lake, "link_counters", rows, source="a" * 12)
+    rebuild(lake, rules=RULES, day_rows=1000)
+    before = content(lake)
+    for day_rows in (10, 1000, 10):
+        summary = rebuild(lake, rules=RULES, day_rows=day_rows)
+        assert len(summary.computed) == (10 if day_rows == 10 else 1)
+        assert summary.dropped == ()
+        assert content(lake) == before
+    # The first five hours are pruned; what is left is small enough for one partition.
+    assert prune(lake, timedelta(days=30) - timedelta(hours=5)).files == 5
+    summary = rebuild(lake, rules=RULES, day_rows=30)
+    assert summary.computed == ("2026-03-02",)
+    assert content(lake) == before
+    assert rebuild(lake, rules=RULES, day_rows=30).computed == ()
+
+
 def test_telemetry_read_anew_elsewhere_takes_its_episodes_along(tmp_path: Path) -> None:
     """The same file with another --tz: its rows leave their date, and so do its rates."""
     lake = new_lake(tmp_path / "lake")
