@@ -144,7 +144,12 @@ class Causes:
         return "uplink_collision" if victims >= 2 else "overload"
 
     def _saturated(self, busy: Stretch) -> Root:
-        evidence = {"saturated": True, "root_utilization": busy.mean_utilization}
+        evidence: dict[str, Any] = {
+            "saturated": True,
+            "root_utilization": busy.mean_utilization,
+        }
+        if busy.seen_from is not None:
+            evidence["seen_from"] = busy.seen_from
         return Root(stretch=busy, cause="saturated", evidence=evidence)
 
     def _last_hop(self, stretch: Stretch) -> Root:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +52,22 @@ class Episode:
     def evidence_text(self) -> str:
         """The evidence as the table holds it."""
         return json.dumps(self.evidence, sort_keys=True)
+
+
+def seen_from_receivers(
+    timelines: dict[str, Timeline], topology: Topology, sampled: Collection[str]
+) -> dict[str, Timeline]:
+    """Add saturated ports that were not sampled themselves, only the host they send to.
+
+    Most clusters sample their hosts and not their switches: the port towards a host is seen at
+    the host's own port, by what it receives.
+    """
+    found = list(timelines["busy"])
+    for stretch in timelines["received"]:
+        hop = topology.hops.get(stretch.link)
+        if hop is not None and topology.is_host(hop.node) and hop.receiver not in sampled:
+            found.append(replace(stretch, link=hop.receiver, seen_from=stretch.link))
+    return {**timelines, "busy": Timeline(found)}
 
 
 def build_episodes(

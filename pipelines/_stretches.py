@@ -16,7 +16,10 @@ SHARED = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """One stretch of one port (a row of model ``link_stretches``); None is unknown."""
+    """One stretch of one port (a row of model ``link_stretches``); None is unknown.
+
+    ``seen_from`` is the port that was sampled, where that is the one at the other end.
+    """
 
     link: str
     start_ns: int
@@ -29,6 +32,7 @@ class Stretch:
     bytes: float | None = None
     errors: float | None = None
     end_unknown: bool = False
+    seen_from: str | None = None
 
     @property
     def length_ns(self) -> int:
@@ -113,8 +117,8 @@ class Timeline:
 
 def read_stretches(rows: Iterable[Mapping[str, Any]]) -> dict[str, Timeline]:
     """Timelines by kind, from rows of model ``link_stretches``."""
-    kinds: dict[str, list[Stretch]] = {"wait": [], "busy": [], "errors": []}
+    kinds: dict[str, list[Stretch]] = {"wait": [], "busy": [], "received": [], "errors": []}
     for row in rows:
-        values = {name: row[name] for name in Stretch.__slots__}
+        values = {name: row[name] for name in Stretch.__slots__ if name in row}
         kinds[row["kind"]].append(Stretch(**values))
     return {kind: Timeline(found) for kind, found in kinds.items()}

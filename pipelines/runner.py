@@ -15,7 +15,7 @@ from xtune.lake import Lake
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._compaction import Compacted, compact
 from xtune.pipelines._engine import Session, connect, files_relation
-from xtune.pipelines._episodes import Episode, build_episodes
+from xtune.pipelines._episodes import Episode, build_episodes, seen_from_receivers
 from xtune.pipelines._impact import run_impact
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._refresh import Refreshed, Refresher
@@ -200,7 +200,9 @@ def _episodes(
     )
     session.create("link_stretches")
     rows = session.arrow("FROM link_stretches").to_pylist()
-    return build_episodes(read_stretches(rows), topology, inventory.identity, rules)
+    sampled = {link for (link,) in session.rows(f"SELECT link FROM {last}")}
+    timelines = seen_from_receivers(read_stretches(rows), topology, sampled)
+    return build_episodes(timelines, topology, inventory.identity, rules)
 
 
 def _write(lake: Lake, session: Session, transaction: Any, table: str) -> None:

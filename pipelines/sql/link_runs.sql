@@ -1,10 +1,10 @@
 -- name: link_runs
 -- grain: one unbroken stretch of one port within one chunk, by kind
--- inputs: rates, carry
+-- inputs: rates, carry, port_facts
 -- audits: not_null(kind, link, start_ns, end_ns)
 --
--- Kinds: `wait` (at the reported level or above), `busy` (saturated), `errors` (receiving errors),
--- and `lost`: nothing was known for longer than the maximum gap after a congested interval that
+-- Kinds: `wait` (at the reported level or above), `busy` (saturated), `received` (receiving at line
+-- rate: the port at the other end is saturated), `errors` (receiving errors), and `lost`: nothing was known for longer than the maximum gap after a congested interval that
 -- ended at end_ns. `rates` is sorted by (link, ts); windows stream. Stretches that continue over
 -- the edge of a chunk are joined by link_stretches.
 WITH known AS (
@@ -51,6 +51,25 @@ flagged AS (
         epoch_ns(ts) - (interval_s * 1e9)::BIGINT AS start_ns
     FROM rates
     WHERE utilization >= getvariable('busy_utilization')
+    UNION ALL BY NAME
+    SELECT
+        'received' AS kind,
+        * REPLACE (
+            at_most(rx_gbps / line_gbps, 1.0) AS utilization,
+            rx_gbps AS tx_gbps,
+            NULL AS wait_fraction,
+            NULL AS level
+        ),
+        epoch_ns(ts) AS end_ns,
+        epoch_ns(ts) - (interval_s * 1e9)::BIGINT AS start_ns
+    FROM (
+        SELECT rates.*, lines.line_gbps
+        FROM rates JOIN (
+            SELECT link, max(data_gbps(rate_gbps, ethernet)) AS line_gbps
+            FROM port_facts GROUP BY link
+        ) AS lines ON lines.link = rates.link
+    )
+    WHERE rx_gbps >= getvariable('busy_utilization') * line_gbps
     UNION ALL BY NAME
     SELECT
         'errors' AS kind,

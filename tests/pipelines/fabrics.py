@@ -129,5 +129,6 @@ def timelines(
     return {
         "wait": Timeline(wait),
         "busy": Timeline(saturated or []),
+        "received": Timeline([]),
         "errors": Timeline(sick or []),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,27 @@ def test_an_incast_from_counters_to_the_table(tmp_path: Path) -> None:
     assert roles == {nic(0, 1): "victim", nic(0, 2): "victim", down(0, 0): "root"}
     assert (summary.episodes, summary.links) == (1, 3)
     assert summary.to_json()["tables"]["link_episodes"] == 3
+
+
+def test_an_incast_where_only_hosts_are_sampled(tmp_path: Path) -> None:
+    """The leaf is not sampled: its port to the host is seen by what the host receives."""
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "topology_links", topology_rows())
+    for link in (nic(0, 1), nic(0, 2)):
+        waits = [*[0.0] * 5, *[0.5] * 20, *[0.0] * 5]
+        put(lake, "link_counters", port_rows(link, waits))
+    received = [0, *accumulate([0.1] * 5 + [1.0] * 20 + [0.1] * 5)]
+    words = [round(total * 50e9 / 4) for total in received]
+    target = counters(range(31), nic(0, 0), port_rcv_data=words, port_xmit_wait=[0] * 31)
+    put(lake, "link_counters", target)
+    rebuild(lake)
+    [episode] = derived(lake, "episodes")
+    assert (episode["cause"], episode["root_link"]) == ("incast", down(0, 0))
+    assert json.loads(episode["evidence"])["seen_from"] == nic(0, 0)
+    [root] = [row for row in derived(lake, "link_episodes") if row["role"] == "root"]
+    assert (root["start_ts"], root["end_ts"]) == (5.0, 25.0)
+    assert root["bytes"] == pytest.approx(20 * 50e9)
+    assert (root["peak_utilization"], root["mean_wait_fraction"]) == (1.0, None)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ def session() -> Iterator[Session]:
             "CREATE TEMP TABLE carry AS SELECT *, NULL::INTEGER AS level,"
             " NULL::BIGINT AS known_end_ns FROM samples"
         )
+        opened.table(
+            "port_facts", "SELECT '' AS link, 1.0 AS rate_gbps, false AS ethernet WHERE false"
+        )
         yield opened
 
 
