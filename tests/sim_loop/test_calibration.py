@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,4 +65,27 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text("{")
     with pytest.raises(CalibrationError, match="cannot be read as a calibration"):
+        Calibration.load(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: [],
+        lambda d: "text",
+        lambda d: {**d, "schema": 99},
+        lambda d: {**d, "layers": 3},
+        lambda d: {**d, "span_ns": []},
+        lambda d: {**d, "parameters": [{**p, "value": "abc"} for p in d["parameters"]]},
+        lambda d: {**d, "parameters": [{**p, "value": None} for p in d["parameters"]]},
+        lambda d: {**d, "parameters": [{**p, "value": 7.0} for p in d["parameters"]]},
+        lambda d: {**d, "parameters": ["x"]},
+    ],
+)
+def test_a_spoilt_file_is_one_line_that_names_it(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(spoil(made().to_json())))
+    with pytest.raises(CalibrationError, match=r"^\S*c\.json: [^\n]*run xtune calibrate again\)$"):
         Calibration.load(path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from xtune.errors import UsageError
+from xtune.errors import StudyError, UsageError
 from xtune.executor import open_executor
 from xtune.lake import Lake
 from xtune.sim import Calibration
@@ -312,3 +312,22 @@ def test_every_study_names_fields_of_the_policy() -> None:
         for point in study.points():
             replace_fields(PRESETS[study.base](), point)
         assert {*study.baselines, *study.ablations} <= set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '"x"', "{", '{"schema": 1}', '{"schema": 2}', '{"schema": 1, "best": {}}']
+)
+def test_a_result_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "studies" / "s" / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(StudyError, match="run xtune tune --study s again"):
+        load_result(tmp_path, "s")
+
+
+def test_every_result_has_the_parts_that_readers_ask_for(
+    small: tuple[Lake, Calibration], lake: Lake
+) -> None:
+    options = replace(OPTIONS, trials=1, seeds=1, iterations=20)
+    document = run(lake, small[1], options=options)
+    assert load_result(lake.root, "short") == document

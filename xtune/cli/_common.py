@@ -31,6 +31,9 @@ SinceOption = Annotated[str | None, typer.Option("--since", help="From this time
 UntilOption = Annotated[str | None, typer.Option("--until", help="Until this time (RFC 3339).")]
 
 
+_LONGEST_S = 100 * 365.25 * 86400.0  # longer than any telemetry; times are 64-bit nanoseconds
+
+
 def config() -> Config:
     """Settings of this directory and environment."""
     return Config(Path.cwd(), os.environ)
@@ -85,6 +88,12 @@ def parse_duration_s(text: str, option: str) -> float:
 
     units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", text.strip())
-    if not match or float(match[1]) <= 0:
+    seconds = float(match[1]) * units[match[2]] if match else 0.0
+    if not 0.0 < seconds <= _LONGEST_S:
         raise UsageError(f"{option}: {text!r} is not a duration", "500ms, 1s, 5m, 2h or 30d")
-    return float(match[1]) * units[match[2]]
+    return seconds
+
+
+def share(value: float | None) -> str | None:
+    """A ratio in per cent; the bytes of the side collectives alone round to zero."""
+    return None if value is None else f"{value + 0.0:.1%}".replace("-0.0%", "0.0%")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from xtune.cli._common import (
     WorkersOption,
     config,
     open_lake,
+    share,
 )
 from xtune.console import emit_json, progress, table
 from xtune.errors import InputError, UsageError
@@ -67,12 +68,18 @@ def run(
         f"simulated, calibration {calibration.fingerprint}, {options.seeds} seeds",
         ("policy", "time to target, s", "low", "high", *metrics),
         [
-            (r["name"], r["mean"], r["low"], r["high"], *(r["metrics"].get(m) for m in metrics))
+            (r["name"], r["mean"], r["low"], r["high"], *(_shown(r, m) for m in metrics))
             if r["state"] == "complete"
             else (r["name"], r["reason"], None, None, *[None] * len(metrics))
             for r in rows
         ],
     )
+
+
+def _shown(row: dict[str, Any], metric: str) -> float | str | None:
+    """A metric as a table's cell; ratios in per cent."""
+    value: float | None = row["metrics"].get(metric)
+    return share(value) if metric.startswith("ratio_") else value
 
 
 def _load(text: str) -> Policy:

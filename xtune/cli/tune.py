@@ -19,6 +19,7 @@ from xtune.cli._common import (
     config,
     open_lake,
     parse_duration_s,
+    share,
 )
 from xtune.console import emit_json, note, progress, say, table
 from xtune.errors import NoDataError, StudyError
@@ -100,11 +101,6 @@ def _calibration(lake: Lake) -> Calibration:
         return calibration
 
 
-def _share(value: float | None) -> str | None:
-    """A ratio in per cent; the bytes of the side collectives alone round to zero."""
-    return None if value is None else f"{value + 0.0:.1%}".replace("-0.0%", "0.0%")
-
-
 def show_result(document: dict[str, Any]) -> None:
     """The study's result as tables and a verdict."""
     columns = ("time to target, s", "low", "high", "ratio vs bf16", "vs fp32", "changes")
@@ -117,8 +113,8 @@ def show_result(document: dict[str, Any]) -> None:
             row["mean"],
             row["low"],
             row["high"],
-            _share(metrics.get("ratio_vs_bf16")),
-            _share(metrics.get("ratio_vs_fp32")),
+            share(metrics.get("ratio_vs_bf16")),
+            share(metrics.get("ratio_vs_fp32")),
             metrics.get("control_changes"),
         )
 

@@ -146,6 +146,8 @@ class Calibration:
             CalibrationError: Another schema, a missing part, or a content that its fingerprint
                 does not match.
         """
+        if not isinstance(document, Mapping):
+            raise CalibrationError("it is no JSON object", "run xtune calibrate again")
         if document.get("schema") != SCHEMA_VERSION:
             raise CalibrationError(
                 f"calibration of schema {document.get('schema')!r}, this version reads"
@@ -168,11 +170,12 @@ class Calibration:
                 notes=tuple(document["notes"]),
                 span_ns=None if span is None else (int(span[0]), int(span[1])),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            fingerprint = calibration.fingerprint
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CalibrationError(
                 f"calibration is incomplete: {error}", "run xtune calibrate again"
             ) from error
-        if document.get("fingerprint") != calibration.fingerprint:
+        if document.get("fingerprint") != fingerprint:
             raise CalibrationError(
                 "calibration was changed by hand: its fingerprint does not match",
                 "run xtune calibrate again",
@@ -205,7 +208,10 @@ class Calibration:
             raise CalibrationError(
                 f"{path}: cannot be read as a calibration: {error}", "run xtune calibrate again"
             ) from error
-        return cls.from_json(document)
+        try:
+            return cls.from_json(document)
+        except CalibrationError as error:
+            raise CalibrationError(f"{path}: {error.message}", error.hint) from error
 
 
 def _canonical(value: float) -> float:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # With n seeds on the same side, chance alone puts them there in 2 of 2**n cases: 6 % at five.
 FEWEST_SEEDS = 5
 RESULT = "result.json"
+PARTS = {
+    "ablations", "assumed", "baselines", "best", "calibration", "founding_document", "notes",
+    "objective", "planned", "provenance", "space", "study", "trials",
+}  # fmt: skip
 TRIALS = "trials.parquet"
 
 
@@ -223,10 +227,13 @@ def load_result(lake_root: Path, name: str) -> dict[str, Any]:
         raise StudyError(f"study {name!r} has no result", have) from error
     except (OSError, ValueError) as error:
         raise StudyError(f"{path}: {error}", f"run xtune tune --study {name} again") from error
+    again = f"run xtune tune --study {name} again"
+    if not isinstance(document, dict):
+        raise StudyError(f"{path}: it is no JSON object", again)
     if document.get("schema") != 1:
-        raise StudyError(
-            f"{path}: schema {document.get('schema')!r}, this version reads 1",
-            f"run xtune tune --study {name} again",
-        )
+        raise StudyError(f"{path}: schema {document.get('schema')!r}, this version reads 1", again)
+    missing = sorted(PARTS - document.keys())
+    if missing or (document["best"] is not None and "policy" not in document):
+        raise StudyError(f"{path}: without {', '.join(missing) or 'policy'}", again)
     loaded: dict[str, Any] = document
     return loaded
