@@ -46,6 +46,7 @@ ZH = {
     "T, iterations": "T（迭代）",
     "simulated": "仿真",
     "from telemetry": "来自遥测",
+    "not told apart from": "与其他取值不可区分：",
     "The study's calibration is not in this lake: it was deleted, or the study is of other"
     " telemetry than the episodes on this page.": "该研究的标定不在此数据湖中：标定已被删除，"
     "或该研究所用遥测与本页事件不同。",

@@ -46,7 +46,8 @@ def build(content: Content) -> Sequence[Block]:
         gain = next((b for b in content.study["baselines"] if "gain_of_best" in b), None)
         period = best["params"].get("period.iterations")
         if period is not None:
-            rows.append((words("recommended T, iterations"), number(period), words("simulated")))
+            remark = words("simulated") + _no_better(content)
+            rows.append((words("recommended T, iterations"), number(period), remark))
         if gain:
             g = gain["gain_of_best"]
             span = "" if g["low"] is None else f", [{percent(g['low'])}, {percent(g['high'])}]"
@@ -64,6 +65,16 @@ def build(content: Content) -> Sequence[Block]:
         if better:
             line += _beaten(better, content.language)
     return (Text(text=line, strong=True), Figures(rows=rows))
+
+
+def _no_better(content: Content) -> str:
+    """How many other points the seeds do not tell from the best one, "" if none."""
+    assert content.study is not None
+    best = content.study["best"]["number"]
+    others = [t["gain_of_best"] for t in content.study["trials"] if "gain_of_best" in t
+              and t["number"] != best]  # fmt: skip
+    alike = sum(not gain["told_apart"] for gain in others)
+    return f"; {content.words('not told apart from')} {alike} / {len(others)}" if alike else ""
 
 
 def _compared(name: str, gain: Mapping[str, Any], language: str) -> str:

@@ -200,3 +200,20 @@ def test_rows_of_one_name_stay_two_rows() -> None:
     from xtune.reports.sections.timeline import _distinct
 
     assert _distinct(["a", "b", "a"]) == ["a", "b", "a (2)"]
+
+
+@pytest.mark.parametrize(("apart", "remark"), [(None, "; not told apart from 8 / 8"), (True, "")])
+def test_recommended_period_says_whether_the_seeds_tell_it_from_others(
+    samples_lake: Lake,
+    samples_study: dict[str, Any],
+    tmp_path: Path,
+    apart: bool | None,
+    remark: str,
+) -> None:
+    study = json.loads(json.dumps(samples_study))
+    for trial in study["trials"]:
+        trial["gain_of_best"]["told_apart"] = apart
+    written = build_report(samples_lake, tmp_path / "r.html", study=study)
+    (card,) = [c for c in json.loads(written.json.read_text())["cards"] if c["name"] == "verdict"]
+    (row,) = [r for r in card["blocks"][1]["rows"] if r[0].startswith("recommended T")]
+    assert row[2] == f"simulated{remark}"

@@ -211,3 +211,22 @@ def test_messages_in_one_queue_by_hand() -> None:
     # Ready at 1, 2, 3; the first two overlap: 1 + 1.5 = 2.5, then 2.5 + 1 = 3.5, then 4.
     assert chain_end([1.0, 2.0, 3.0], [1.5, 1.0, 0.5]) == 4.0
     assert ns(1.5) - ns(0.0) == 1_500_000_000
+
+
+def test_another_job_in_the_lake_is_said_and_left_out(tmp_path: Path) -> None:
+    truth = Truth(hours=0.3)
+    rows = rows_of(truth)
+    rows["steps"] += [
+        {**row, "job": "other", "step_time_s": 9.0}
+        for row in rows["steps"][: len(rows["steps"]) // 2]
+    ]
+    lake = Lake.open(tmp_path, create=True)
+    with lake.begin() as transaction:
+        for name, some in rows.items():
+            if some:
+                transaction.write(name, arrow(name, some))
+        transaction.commit()
+    c = calibrate(lake)
+    assert c["step_s"] == pytest.approx(truth.compute_s + truth.bucket_s, rel=0.01)
+    assert "2 jobs have steps: fitted on the one with most of them" in c.notes
+    assert not any("jobs have steps" in n for n in calibrate(lake, job=c.job).notes)

@@ -150,6 +150,9 @@ def test_few_seeds_tell_no_points_apart() -> None:
     assert against(other, best)["told_apart"] is True
     assert against(best[:4], other[:4])["told_apart"] is None
     assert against(best[:1], other[:1])["low"] is None
+    # One regulation's charge on each seed, and one seed that got lucky, are no verdict.
+    lucky = [1000.0, 1000.0, 1000.0, 1000.0, 990.0]
+    assert against(lucky, [1000.00004] * 5)["told_apart"] is False
     assert against([1.0, 1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.0, 0.9, 1.1])["told_apart"] is False
 
 

@@ -34,4 +34,5 @@ def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = 
     for text in calibration.notes:
         note(f"note: {text}")
     assumed = len(calibration.assumed)
-    say(f"{len(parameters) - assumed} parameters fitted, {assumed} assumed: {path}")
+    job = f" for job {calibration.job}" if calibration.job else ""
+    say(f"{len(parameters) - assumed} parameters fitted{job}, {assumed} assumed: {path}")

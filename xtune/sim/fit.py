@@ -92,6 +92,8 @@ def calibrate(lake: Lake, *, job: str | None = None) -> Calibration:
     notes = [*traffic.notes]
     if note:
         notes.append(note)
+    if steps.others and job is None:
+        notes.append(f"{steps.others + 1} jobs have steps: fitted on the one with most of them")
     notes.append("telemetry is taken to be of dense gradients on static paths")
     return Calibration(
         job=steps.job,

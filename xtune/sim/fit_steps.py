@@ -25,6 +25,7 @@ class Steps:
         end_ns: End of each.
         clean: Whether it overlaps no episode (all of them where times are unknown).
         timed: Whether the steps have times.
+        others: Other jobs that the lake holds steps of.
     """
 
     job: str
@@ -35,6 +36,7 @@ class Steps:
     timed: bool
     first_step: int
     count: int
+    others: int = 0
 
 
 def overlaps(start_ns: Intervals, end_ns: Intervals, busy: Intervals) -> NDArray[np.bool_]:
@@ -63,6 +65,7 @@ def read_steps(inputs: Inputs, job: str | None, busy: Intervals, covered: Interv
         raise CalibrationError(
             "the lake holds no training steps", "collect a training log: loss curve and step times"
         )
+    others = frame["job"].n_unique() - 1
     if job is None:
         counts = frame.group_by("job").len().sort(["len", "job"], descending=[True, False])
         job = str(counts["job"][0])
@@ -95,6 +98,7 @@ def read_steps(inputs: Inputs, job: str | None, busy: Intervals, covered: Interv
     return Steps(
         job=job, seconds=seconds, start_ns=starts, end_ns=ends, clean=clean, timed=timed,
         first_step=int(frame["step"].min() or 0), count=len(frame),  # type: ignore[arg-type]
+        others=others,
     )  # fmt: skip
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # With n seeds on the same side, chance alone puts them there in 2 of 2**n cases: 6 % at five.
 FEWEST_SEEDS = 5
+# Share of the time that a difference must exceed: with common seeds two points may differ by the
+# charge of one regulation on every seed alike, far below what a calibration knows of a step.
+RESOLUTION = 1e-3
 RESULT = "result.json"
 PARTS = {
     "ablations", "assumed", "baselines", "best", "calibration", "founding_document", "notes",
@@ -60,12 +63,13 @@ def against(best: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Paired difference ``other - best`` over common seeds, as a share of ``other``.
 
     Positive: the best is faster by that share. The interval is a bootstrap over seeds.
-    ``told_apart`` is whether it leaves 0 out; ``None`` where there are too few seeds to say.
+    ``told_apart`` is whether it lies beyond ``RESOLUTION`` on one side of 0; ``None`` where there
+    are too few seeds to say.
     """
     mean, low, high = _interval([(o - b) / o for b, o in zip(best, other, strict=True)])
     apart = None
     if low is not None and high is not None and len(best) >= FEWEST_SEEDS:
-        apart = low > 0.0 or high < 0.0
+        apart = low > RESOLUTION or high < -RESOLUTION
     return {"mean": mean, "low": low, "high": high, "told_apart": apart}
 
 
