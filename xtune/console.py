@@ -5,53 +5,114 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
     from rich.console import Console
+
+# Narrower than this a folded column is a heap of letters, and each row becomes a block of lines.
+_NARROWEST = 10
+# C0 and C1 controls: names and values come from files, and a terminal obeys these.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+_NS_OF_A_UNIT = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+
+
+def _plain() -> bool:
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def _console(stderr: bool) -> Console:
     from rich.console import Console
 
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else 160
-    return Console(
-        stderr=stderr, no_color=plain, highlight=False, width=width, soft_wrap=not stream.isatty()
-    )
+    return Console(stderr=stderr, no_color=_plain(), highlight=False)
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters, such as a newline in a file's name, as escapes.
+
+    Bytes of a file's name that are no UTF-8 become escapes too: no stream can take them.
+    """
+    escaped = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def say(text: str) -> None:
     """One line for a person, on stdout."""
-    print(text)
+    print(visible(text))
 
 
 def note(text: str) -> None:
     """One line on stderr: a warning or a remark that is not a result."""
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout; numbers are aligned right, ``None`` shows as ``-``."""
+    """A table on stdout; numbers are aligned right, ``None`` shows as ``-``.
+
+    Where no terminal sets a width a row is a line, for grep. With more columns than a terminal
+    has room for, each row is a block of name and value.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     cells = [list(row) for row in rows]
-    out = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    if not sys.stdout.isatty():
+        _lines(title, columns, cells)
+        return
+    console = _console(stderr=False)
+    if len(columns) * _NARROWEST > console.width:
+        _blocks(title, columns, cells)
+        return
+    out = Table(
+        title=Text(visible(title)) if title else None, box=box.SIMPLE_HEAD, title_justify="left"
+    )
     for index, name in enumerate(columns):
         numeric = any(isinstance(row[index], int | float) for row in cells)
-        out.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        heading = Text(visible(name))
+        out.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        out.add_row(*(Text(show(value)) for value in row))
-    _console(stderr=False).print(out)
+        out.add_row(*(Text(visible(show(value))) for value in row))
+    console.print(out)
+
+
+def _lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from rich.cells import cell_len
+
+    numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
+    texts = [[visible(show(value)) for value in row] for row in [columns, *rows]]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    if title:
+        say(title)
+    for number, row in enumerate(texts):
+        padded = (
+            " " * (width - cell_len(text)) + text
+            if right
+            else text + " " * (width - cell_len(text))
+            for text, width, right in zip(row, widths, numeric, strict=True)
+        )
+        print("  " + "   ".join(padded).rstrip())
+        if number == 0:
+            print(" " + "─" * (sum(widths) + 3 * len(widths) - 1))
+
+
+def _blocks(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if title:
+        say(title)
+    widest = max(map(len, columns))
+    for row in rows:
+        for name, value in zip(columns, row, strict=True):
+            say(f"  {name:<{widest}}   {show(value)}")
+        print()
 
 
 def show(value: object) -> str:
@@ -76,13 +137,14 @@ def show(value: object) -> str:
 def rfc3339(ns: int) -> str:
     """Nanoseconds since the epoch as RFC 3339 with nine digits and Z."""
     seconds, rest = divmod(ns, 1_000_000_000)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest:09d}Z"
+    moment = datetime(1970, 1, 1) + timedelta(seconds=seconds)
+    return f"{moment.isoformat()}.{rest:09d}Z"
 
 
 def emit_json(document: dict[str, Any]) -> None:
     """One JSON document on stdout; NaN and infinities become null (strict JSON has none)."""
-    json.dump(_strict(document), sys.stdout, ensure_ascii=False, separators=(",", ":"))
-    sys.stdout.write("\n")
+    text = json.dumps(_strict(document), ensure_ascii=False, separators=(",", ":"))
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def _strict(value: Any) -> Any:
@@ -95,28 +157,56 @@ def _strict(value: Any) -> Any:
     return value
 
 
-def json_rows(data: Any) -> list[dict[str, Any]]:
-    """Rows of an Arrow table for JSON: times RFC 3339 with nine digits, maps as objects."""
+def json_rows(data: pa.Table) -> list[dict[str, Any]]:
+    """Rows of an Arrow table for JSON, column names of which are distinct.
+
+    Times are RFC 3339 with nine digits (null where they have no year of four digits: infinity),
+    maps objects, decimals numbers, binaries hexadecimal, other kinds of time text.
+    """
+    columns = [_json_values(column) for column in data.columns]
+    return [dict(zip(data.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _json_values(column: pa.ChunkedArray) -> list[Any]:
     import pyarrow as pa
 
-    columns: dict[str, list[Any]] = {}
-    for name, column in zip(data.column_names, data.columns, strict=True):
-        if pa.types.is_timestamp(column.type):
-            stamps = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
-            columns[name] = [None if v is None else rfc3339(v) for v in stamps.to_pylist()]
-        elif pa.types.is_map(column.type):
-            columns[name] = [None if v is None else dict(v) for v in column.to_pylist()]
-        elif pa.types.is_temporal(column.type):
-            columns[name] = [None if v is None else str(v) for v in column.to_pylist()]
-        else:
-            columns[name] = column.to_pylist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        plain: list[Any] = column.to_pylist()
+        return plain
+    return [_json_value(value) for value in column]
+
+
+def _json_value(scalar: pa.Scalar) -> Any:
+    import pyarrow as pa
+
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_timestamp(kind):
+        try:
+            return rfc3339(scalar.value * _NS_OF_A_UNIT[kind.unit])
+        except OverflowError:
+            return None
+    if pa.types.is_map(kind):
+        pairs = (map(_json_value, pair.values()) for pair in scalar.values)
+        return {str(key): value for key, value in pairs}
+    if pa.types.is_struct(kind):
+        return {name: _json_value(value) for name, value in scalar.items()}
+    if pa.types.is_nested(kind) and hasattr(scalar, "values"):
+        return [_json_value(value) for value in scalar.values]
+    value = scalar.as_py()
+    if pa.types.is_decimal(kind):
+        return int(value) if value == int(value) else float(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
     """A bar on stderr where that is a terminal, else silence; yields ``update(done, text)``."""
-    if not sys.stderr.isatty():
+    if _plain() or not sys.stderr.isatty():
         yield lambda done, text: None
         return
     from rich.progress import (

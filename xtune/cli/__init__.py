@@ -9,6 +9,7 @@ import typer
 
 from xtune import __version__
 from xtune.config import hide_secrets
+from xtune.console import note
 from xtune.errors import XtuneError
 
 app = typer.Typer(
@@ -73,6 +74,8 @@ def main() -> int:
     try:
         app()
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # Click's answer to it is status 1
+            return _reader_gone()
         if stop.code == INTERRUPTED:  # typer has caught the interrupt and says nothing
             print(INTERRUPTION, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 1
@@ -80,18 +83,28 @@ def main() -> int:
         print(INTERRUPTION, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (xtune query | head): not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_gone()
     except XtuneError as error:
         if debug:
             raise
-        print(f"xtune: {error}", file=sys.stderr)
+        note(f"xtune: {' '.join(str(error).split())}")
         return error.exit_code
+    except OSError as error:
+        if debug:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        note(f"xtune: {place}{error.strerror or error} (make room or check permissions)")
+        return 1
     except Exception as error:
         if debug:
             raise
         text = hide_secrets(f"{type(error).__name__}: {error}".splitlines()[0])
         print(f"xtune: {text} (a bug of xtune's: --debug shows where)", file=sys.stderr)
         return 1
+    return 0
+
+
+def _reader_gone() -> int:
+    """What read our output went away (``xtune query | head``): not an error of ours."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

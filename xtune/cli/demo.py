@@ -57,11 +57,13 @@ def run(
         ),
     ]
     for index, (command, step) in enumerate(steps, 1):
-        say(f"\n[{index}/{len(steps)}] $ {command}")
+        print()
+        say(f"[{index}/{len(steps)}] $ {command}")
         sys.stdout.flush()
         step()
     wheel = next((out / "dist").glob("*.whl"))
-    say(f"\ndone in {time.monotonic() - began:.0f} s")
+    print()
+    say(f"done in {time.monotonic() - began:.0f} s")
     say(f"  report  {out / 'report.html'}  (open it in a browser)")
     say(f"  wheel   {wheel}  (pip install it beside torch, then import xtune_policy_period_t)")
     say(

@@ -20,7 +20,7 @@ from xtune.ingest import _content, _identity
 from xtune.ingest._claim import Claims
 from xtune.ingest._content import Content
 from xtune.ingest._identity import Identity
-from xtune.ingest._read import Reading, read_input, write_rejects
+from xtune.ingest._read import Reading, read_input, utf8, write_rejects
 from xtune.ingest._walk import STDIN, Found, Walk, expand
 from xtune.ingest.host_map import HostMap
 from xtune.ingest.summary import FileResult, FileState, IngestSummary
@@ -126,12 +126,13 @@ class _Run:
 
     def one(self, found: Found) -> FileResult:
         """Read one input."""
+        name, place = utf8(found.name), utf8(str(found.path.absolute()))
         if found.problem is not None:
-            return self._unreadable(found.name, str(found.path.absolute()), found.problem)
+            return self._unreadable(name, place, found.problem)
         if found.name == STDIN or found.path.is_fifo():
             with self._spooled(found) as path:
-                return self._input(found.name, path, "")
-        return self._input(found.name, found.path, str(found.path.absolute()))
+                return self._input(name, path, "")
+        return self._input(name, found.path, place)
 
     @contextmanager
     def _spooled(self, found: Found) -> Iterator[Path]:

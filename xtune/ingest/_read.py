@@ -23,6 +23,11 @@ SHOWN_REJECTS = 5
 SHOWN_HOSTS = 20
 
 
+def utf8(text: str) -> str:
+    """``text`` as UTF-8 can hold it: names may be any bytes, JSON may escape half a pair."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @dataclass(kw_only=True, slots=True)
 class Reading:
     """What one input gave."""
@@ -48,7 +53,8 @@ class Reading:
         """Count a reject, and keep it if there is room."""
         self.rejects += 1
         if len(self.stored) < STORED_REJECTS:
-            self.stored.append(reject)
+            fields = (reject.offset, reject.reason, reject.hint)
+            self.stored.append(Reject(*map(utf8, fields)))
 
 
 def read_input(
