@@ -13,6 +13,7 @@ from xtune.cli import export
 from xtune.errors import ExportError, UsageError, XtuneError
 from xtune.lake import Lake
 from xtune.policies.presets import preset
+from xtune.studies._result import PARTS
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def lake(tmp_path: Path) -> Path:
     policy["provenance"] = {"study": "s", "calibration": old.fingerprint}
     row = {"mean": 1.0, "low": 0.9, "high": 1.1}
     document: dict[str, Any] = {
+        **dict.fromkeys(PARTS),
         "schema": 1,
         "best": {"number": 0},
         "objective": {"name": "time_to_target_s"},
