@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.pipelines.lakes import LINE_BYTES_S, A, at
@@ -20,11 +20,15 @@ from xtune.tables import LINK_COUNTERS, LINK_RATES
 RULES = EpisodeRules(max_gap_s=3.0, min_length_s=2.0, min_samples=2)
 FIGURES = [c.name for c in LINK_RATES.columns if c.name not in ("ts", "link", "level")]
 Waits = list[float | None]
-# None: nothing is known of that interval. The values are on, between and outside the thresholds.
-WAITS = st.lists(
-    st.sampled_from([None, 0.0, 0.01, 0.015, 0.02, 0.1, 0.12, 0.15, 0.3, 0.35, 0.4, 0.5, 1.0]),
-    min_size=1,
-    max_size=40,
+# None: nothing is known of that interval. The values are on, between and outside the thresholds;
+# they come in runs, so that gaps are now shorter and now longer than the longest allowed.
+VALUES = st.one_of(
+    st.none(),
+    st.sampled_from([0.0, 0.12, 0.3]),
+    st.sampled_from([0.01, 0.015, 0.02, 0.1, 0.15, 0.35, 0.4, 0.5, 1.0]),
+)
+WAITS = st.lists(st.tuples(VALUES, st.integers(1, 6)), min_size=1, max_size=12).map(
+    lambda runs: [value for value, count in runs for _ in range(count)]
 )
 
 
@@ -126,13 +130,17 @@ def model_levels(session: Session, waits: Waits) -> list[int | None]:
 
 
 @given(waits=WAITS)
-@settings(max_examples=60, deadline=None)
+@example(waits=[0.3, 0.3, None, None, None, None, 0.12, 0.12])
+@example(waits=[0.3, 0.3, None, None, None, 0.12, 0.12])
+@settings(max_examples=120, deadline=None)
 def test_levels_are_the_state_machines(session: Session, waits: Waits) -> None:
     assert model_levels(session, waits) == levels_of(waits)
 
 
 @given(waits=WAITS)
-@settings(max_examples=40, deadline=None)
+@example(waits=[0.3, 0.3, None, 0.0])
+@example(waits=[0.3, 0.3, None, None, None, None, 0.0])
+@settings(max_examples=80, deadline=None)
 def test_stretches_are_gaps_and_islands(session: Session, waits: Waits) -> None:
     levels = model_levels(session, waits)
     session.create("link_runs")

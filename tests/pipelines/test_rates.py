@@ -148,6 +148,24 @@ def test_a_reset_gives_one_unknown_interval(tmp_path: Path) -> None:
     assert column(found, "ecn_rate") == [5.0, 5.0, 5.0]
 
 
+def test_error_counters_cleared_alone_are_a_reset_too(tmp_path: Path) -> None:
+    found = rates(
+        tmp_path, counters([0, 1, 2], symbol_error=[5, 0, 2], port_xmit_data=[0, 10**6, 2 * 10**6])
+    )
+    assert column(found, "error_rate") == [None, 2.0]
+    assert column(found, "tx_gbps") == [None, 0.032]
+
+
+def test_an_error_counter_that_comes_and_goes_makes_no_errors(tmp_path: Path) -> None:
+    found = rates(
+        tmp_path,
+        counters([0, 1, 2, 3], symbol_error=[900] * 4, port_rcv_errors=[4, None, 4, 5],
+                 port_xmit_data=[0, 0, 0, 0]),
+    )  # fmt: skip
+    assert column(found, "error_rate") == [None, None, 1.0]
+    assert column(found, "tx_gbps") == [0.0, 0.0, 0.0]
+
+
 def test_saturated_is_unknown_not_zero(tmp_path: Path) -> None:
     stuck = counters([0, 1, 2], port_xmit_wait=[5, U32, U32], symbol_error=[1, 65535, 65535])
     for row in stuck[1:]:
