@@ -206,6 +206,8 @@ def _decode(window: _Window) -> tuple[Any, json.JSONDecodeError | None, int]:
             if near_end and window.left < MAX_EVENT and window.more():
                 continue
             return None, json.JSONDecodeError(error.msg, "", error.pos - window.at), 0
+        except ValueError:  # Python refuses integers of more than 4300 digits
+            return None, json.JSONDecodeError("a number of thousands of digits", "", 0), 0
 
 
 def _recover(window: _Window) -> tuple[Any, bool]:

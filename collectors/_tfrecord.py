@@ -7,6 +7,7 @@ length, data, u32 masked CRC32C of the data, little-endian; the mask of c is
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from xtune.collectors._base import Note, Reject
 MAX_RECORD = 1 << 28
 _HEADER = 12
 _WINDOW = 1 << 16
+_ZEROS = bytes(4)
+_NO_HEADER = bytes(_HEADER)
+_NOT_ZERO = re.compile(rb"[^\0]")
 _CUT = Note("cut last record: the writer was alive or was killed")
 
 
@@ -114,7 +118,7 @@ def _skip_to_header(source: _Pushback) -> int:
     skipped = 0
     while True:
         window = source.read(_WINDOW)
-        for start in range(len(window) - _HEADER + 1):
+        for start in _candidates(window):
             if valid_header(window[start : start + _HEADER]) is not None:
                 source.unread(window[start:])
                 return skipped + start
@@ -122,3 +126,21 @@ def _skip_to_header(source: _Pushback) -> int:
             return skipped + len(window)
         source.unread(window[-(_HEADER - 1) :])
         skipped += len(window) - (_HEADER - 1)
+
+
+def _candidates(window: bytes) -> Iterator[int]:
+    """Where a header may start: its length, below 2^32, ends in four zero bytes.
+
+    Runs of zeros, which a crash leaves at a file's end, hold none: no checksum of 0 is 0.
+    """
+    start = 0
+    while (zeros := window.find(_ZEROS, start + 4)) >= 0:
+        start = zeros - 4
+        if start > len(window) - _HEADER:
+            return
+        if window.startswith(_NO_HEADER, start):
+            other = _NOT_ZERO.search(window, start)
+            start = (other.start() if other else len(window)) - _HEADER + 1
+            continue
+        yield start
+        start += 1

@@ -393,3 +393,12 @@ def test_every_public_trace() -> None:
         assert sorted(timed) == sorted(round(e["dur"] * 1000) for e in kernels)
     assert len(rows["hta_nccl_data_trim.json.gz"]) == 21
     assert len(rows["hta_rank_non_gpu_rank_non_gpu.json.gz"]) == 6
+
+
+def test_a_number_too_long_for_python_costs_its_event(tmp_path: Path) -> None:
+    whole = encoded(cpu(), kernel(), kernel(ts=900.0, ext=10))
+    read = read_bytes(COLLECTOR, whole.replace(b"900.0", b"9" * 5000), tmp_path)
+    assert len(read.rows) == 1
+    assert [r.reason for r in read.rejects] == [
+        "event is not JSON: a number of thousands of digits"
+    ]

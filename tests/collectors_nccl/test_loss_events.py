@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.samples import samples
 from xtune.collectors import loss_tensorboard, loss_wandb
+from xtune.collectors._base import Reject
 from xtune.collectors._protowire import fields, float32, float64, signed
 from xtune.collectors._tfrecord import Record, masked_crc, records
 
@@ -372,3 +373,15 @@ def test_public_transaction_log_has_no_history() -> None:
     assert WANDB.claim(path, path.read_bytes()) > 0.9
     read = read_path(WANDB, path)
     assert not read.rows and not read.rejects and read.note("in 0 history records")
+
+
+@pytest.mark.parametrize("filler", [b"x", b"\0", b"\0\1"])
+def test_megabytes_of_damage_are_passed_over(filler: bytes) -> None:
+    """Each place that may be a header is looked at, and few others: this took minutes."""
+    good = [framed(b"first"), framed(b"second")]
+    hole = (filler * 3_000_000)[:3_000_000]
+    found = list(records(io.BytesIO(good[0] + hole + good[1])))
+    assert [r.data for r in found if isinstance(r, Record)] == [b"first", b"second"]
+    assert [r.reason for r in found if isinstance(r, Reject)] == [
+        "not a record: 3000000 bytes left out"
+    ]
