@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,12 @@ def attach(
     ranks = dist.get_process_group_ranks(ddp_model.process_group)
     if len(ranks) == 1:
         return Handle(options.bus, None, reason="a single rank sends nothing", clock=clock)
-    group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    group = dist.new_group(
+        ranks,
+        backend="gloo",
+        timeout=_timeout(ddp_model.process_group),
+        use_local_synchronization=True,
+    )
     channel = Channel(group, clock=clock)
     engine, problem = None, None
     mode = environ.get("XTUNE_POLICY", "on") or "on"
@@ -144,7 +151,8 @@ def _build(
     ]
     if not named:
         raise ValueError("the model has no parameter to train")
-    elements = [parameter.numel() for _, parameter in named]
+    # DDP hands a complex gradient over as the real numbers it consists of.
+    elements = [p.numel() * (2 if p.is_complex() else 1) for _, p in named]
     last = max(1, len(named) - 1)
     layers = [
         Layer(name=name, elements=count, depth=place / last)
@@ -167,6 +175,11 @@ def _build(
     def controller() -> Controller:
         return Controller(policy, layers, channel.world, log, bus=options.bus)
 
+    model = weakref.ref(ddp_model)  # the model holds the hook
+
+    def uneven() -> bool:
+        return bool(getattr(getattr(model(), "_join_config", None), "enable", False))
+
     running = controller()
     hook = GradientHook(
         exchange,
@@ -175,6 +188,7 @@ def _build(
         running.begin(0),
         shadow=mode == "shadow",
         loss_scale=options.loss_scale,
+        uneven=uneven,
     )
     return Engine(
         hook=hook,
@@ -186,6 +200,15 @@ def _build(
         mode=mode,
         link_gbps=options.link_gbps,
     )
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the model's own collectives wait for a rank; None, torch's default, if unknown."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return max(backend.options._timeout for backend in backends)
+    except (AttributeError, RuntimeError, ValueError):  # a backend without options
+        return None
 
 
 def _policy(policy: Policy | str | Path | None) -> Policy:

@@ -1,12 +1,13 @@
 """The decision log: one JSON line for each change that the engine made, and nothing else.
 
-A log must not endanger the training job: it never raises, it stops at a size cap, and it counts
-what it could not write.
+A log must not endanger the training job: it never raises, it stops at a size cap, it says once why
+it stopped, and it counts what it could not write.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+_LOG = logging.getLogger("xtune")
 SIZE_CAP_BYTES = 256 * 1000 * 1000
 FORMAT_VERSION = 1
 
@@ -114,7 +116,8 @@ class DecisionLog:
             if self._size + len(line) > self._cap:
                 self.dropped += 1
                 return
-            self._file.write(line)
+            if self._file.write(line) != len(line):
+                raise OSError("a line was written in part: the disk is full")
         except Exception as error:  # a full disk, a value whose str() fails: never the job's loss
             self._fail(error)
             self.dropped += 1
@@ -149,6 +152,7 @@ class DecisionLog:
 
     def _fail(self, error: Exception) -> None:
         self.error = f"{type(error).__name__}: {error}"
+        _LOG.warning("xtune: decisions are not logged any more: %s", self.error)
         if self._file is not None:
             file, self._file = self._file, None
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -186,7 +187,8 @@ class Handle:
         """
         engine = self._engine
         if engine is None:
-            self._step = int(state.get("step", 0))
+            with contextlib.suppress(AttributeError, TypeError, ValueError):  # it matters to none
+                self._step = int(state.get("step", 0))
             return
         step, problem = 0, ""
         try:
@@ -269,7 +271,11 @@ class Handle:
                 report = engine.controller.report()
             except Exception as error:  # told to all ranks by the header
                 engine.exchange.broken = f"report failed: {type(error).__name__}: {error}"
-        combined = engine.exchange.combine(report, step=step, what=REGULATION)
+        try:
+            combined = engine.exchange.combine(report, step=step, what=REGULATION)
+        except RuntimeError as error:  # training may be over on the others; else it fails next
+            combined = None
+            engine.exchange.broken = f"the network failed: {str(error).splitlines()[0]}"
         self._side_bytes += engine.exchange.channel.sent_bytes
         if combined is None:
             if engine.exchange.broken is not None:

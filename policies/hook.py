@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -73,8 +74,12 @@ class LossMail:
         self._done: Any = None
 
     def put(self, loss: Tensor | float | None) -> None:
-        """Take the loss of the iteration that just ended."""
+        """Take the loss of the iteration that just ended; what is no number is unknown."""
         self._copy = self._value = None
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            self._take(loss)
+
+    def _take(self, loss: Tensor | float | None) -> None:
         if isinstance(loss, Tensor):
             scalar = loss.detach()
             scalar = scalar.mean() if scalar.numel() != 1 else scalar.reshape(())
@@ -106,6 +111,8 @@ class GradientHook:
         plan: the first plan.
         shadow: reduce as without us, whatever the plan says.
         loss_scale: current factor of the gradients, from a gradient scaler.
+        uneven: whether the model is in DDP's ``join()``, where ranks have different numbers of
+            iterations.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class GradientHook:
         *,
         shadow: bool,
         loss_scale: Callable[[], float] | None = None,
+        uneven: Callable[[], bool] = bool,
     ) -> None:
         self.exchange = exchange
         self.plan = plan
@@ -130,6 +138,7 @@ class GradientHook:
         self._group = group
         self._shadow = shadow
         self._loss_scale = loss_scale
+        self._uneven = uneven
         self._staging: Tensor | None = None
         self._stream: Any = None
 
@@ -151,6 +160,8 @@ class GradientHook:
         """Queue one bucket; called by DDP in the order of the buckets, in the backward pass."""
         if self.detached:
             return allreduce_hook(self._group, bucket)
+        if self._uneven():  # a rank that has run out of inputs takes part in no regulation
+            self.exchange.disable("ranks have uneven inputs: DDP's join() is in use")
         buffer: Tensor = bucket.buffer()
         try:
             layers = tuple(self._layers[id(parameter)] for parameter in bucket.parameters())
@@ -180,6 +191,10 @@ class GradientHook:
 
         return self.queue.submit(job, [buffer.device] if buffer.is_cuda else None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, or the model from a file, is not attached."""
+        return (Unattached, ())
+
     def _bits(self) -> tuple[int, ...]:
         """Bits of every layer in this iteration."""
         return (16,) * len(self.plan.bits) if self.mode() == "bf16" else self.plan.bits
@@ -205,6 +220,14 @@ class GradientHook:
         if self._staging is None or self._staging.numel() < size:
             self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._staging[:size].view(buffer.dtype)
+
+
+class Unattached:
+    """What a copied or pickled model has in place of the hook: the hook without an engine."""
+
+    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Reduce as DDP does."""
+        return allreduce_hook(dist.distributed_c10d._get_default_group(), bucket)
 
 
 def reduce_bucket(state, bucket):  # type: ignore[no-untyped-def]

@@ -161,9 +161,13 @@ class TorchCodec:
 
 
 class NumbaCodec:
-    """Fused kernels on the CPU. Raises ImportError where numba is not installed."""
+    """Fused kernels on the CPU. Raises ImportError where numba cannot compile them."""
 
     def __init__(self, *, world: int, rank: int, block: int) -> None:
+        import numba
+
+        if getattr(numba.config, "DISABLE_JIT", 0):  # the loops would run in the interpreter
+            raise ImportError("NUMBA_DISABLE_JIT is set")
         from . import kernels
 
         self.world = world

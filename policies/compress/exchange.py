@@ -5,7 +5,8 @@
    another plan can always answer. All ranks draw the same conclusion from the same headers.
 3. Where a rank failed, all of them redo the bucket as an exact, uncompressed all-reduce. Where a
    value was not finite, all of them return NaN, so that a gradient scaler skips the step, and
-   residuals stay as they were. Ranks at different steps or buckets raise, all of them.
+   residuals stay as they were. Where they count steps differently, compression ends on all of
+   them; ranks in different buckets raise, all of them.
 4. Else the payload travels. Waiting for the slowest rank happened in 2, so what is timed here is
    the network.
 """
@@ -74,13 +75,13 @@ class Exchange:
             loss: of the previous iteration on this rank, None if unknown.
 
         Raises:
-            OrderError: the ranks are at different steps or buckets.
+            OrderError: the ranks are in different buckets.
             RuntimeError: the network failed.
         """
         self.channel.reset()
         if self.disabled is not None or bucket.buffer.dtype not in _COMPRESSIBLE:
             mode = DENSE
-        if bucket.buffer.is_sparse:
+        if bucket.buffer.is_sparse or bucket.buffer.numel() == 0:
             mode = DENSE
         digest, finite, error = 0, True, None
         try:
@@ -99,8 +100,15 @@ class Exchange:
             loss=loss,
         )
         verdict = judge(self.channel.headers(header))
+        if verdict.apart is not None:
+            self.store.discard()
+            self.disable(verdict.apart)
+            mode = DENSE
+        while verdict.between:  # the others have given up what they were at, and come to this
+            plain = Header(step=step, bucket=bucket.index, digest=self._digest(bucket, DENSE, ()))
+            verdict = judge(self.channel.headers(plain))
         outcome = Outcome(failed=verdict.failed, finite=verdict.finite, error=error)
-        if not verdict.failed and verdict.finite:
+        if verdict.apart is not None or (not verdict.failed and verdict.finite):
             outcome = self._transfer(bucket, mode, header)
         if outcome.failed:
             self._redo(bucket, step, outcome)
@@ -125,14 +133,18 @@ class Exchange:
             what: `header.REGULATION` or `header.RESUME`.
 
         Returns:
-            The maxima; None where some rank's engine has failed, on every rank alike.
+            The maxima; None where some rank's engine has failed, or is elsewhere in its training
+            loop, on every rank alike.
 
         Raises:
-            OrderError: some rank is elsewhere in its training loop.
+            RuntimeError: the network failed.
         """
         self.channel.reset()
         header = Header(step=step, bucket=what, digest=len(values), failed=self.broken is not None)
-        if judge(self.channel.headers(header)).failed:
+        verdict = judge(self.channel.headers(header))
+        if verdict.apart is not None:
+            self.disable(verdict.apart)
+        if verdict.failed:
             return None
         combined = torch.tensor(values, dtype=torch.float64)
         self.channel.all_reduce_max(combined)

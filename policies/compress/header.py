@@ -22,7 +22,7 @@ assert _FORMAT.size == HEADER_BYTES
 
 
 class OrderError(RuntimeError):
-    """Ranks are at different steps or buckets: their training loops have diverged."""
+    """Ranks reduce different buckets: no common result is left, with or without an engine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,25 +75,23 @@ class Verdict:
     failed: tuple[int, ...]  # ranks that failed, or hold another schema or plan than the first
     finite: bool
     mean_loss: float | None  # over the ranks that sent one, in rank order
+    apart: str | None = None  # ranks are at different steps: compression must end, and why
+    between: bool = False  # some of them are not in the backward pass, and will come to it
 
 
 def judge(headers: Sequence[Header]) -> Verdict:
     """Compare the headers of all ranks, in rank order.
 
     Another schema or plan is a failure of the engine, and the bucket is redone uncompressed.
+    Where ranks count their steps differently, the gradients still belong together.
 
     Raises:
-        OrderError: ranks are at different steps or buckets; raised on every rank.
+        OrderError: ranks reduce different buckets; raised on every rank.
     """
     known = [h for h in headers if h.magic == MAGIC and h.schema == SCHEMA]
     for header in known:
         if (header.step, header.bucket) != (known[0].step, known[0].bucket):
-            message = (
-                f"xtune: one rank is at {header.place}, another at {known[0].place}: the ranks' "
-                "training loops have diverged; call handle.step() once an iteration on every "
-                "rank and resume all ranks from one checkpoint"
-            )
-            raise OrderError(message)
+            return _apart(known, header, len(headers))
     digest = next((h.digest for h in known if not h.failed), None)
     failed = [
         rank
@@ -105,4 +103,21 @@ def judge(headers: Sequence[Header]) -> Verdict:
         failed=tuple(failed),
         finite=all(header.finite for header in headers),
         mean_loss=sum(losses) / len(losses) if losses else None,
+    )
+
+
+def _apart(known: Sequence[Header], other: Header, world: int) -> Verdict:
+    """The verdict on ranks of which one is elsewhere than the first."""
+    where = f"one rank is at {other.place}, another at {known[0].place}"
+    buckets = {header.bucket for header in known}
+    inside = buckets - {REGULATION, RESUME}
+    if len(inside) > 1:
+        raise OrderError(f"xtune: {where}: the ranks' training loops have diverged")
+    return Verdict(
+        failed=tuple(range(world)),
+        finite=True,
+        mean_loss=None,
+        apart=f"{where}; call handle.step() once an iteration on every rank and resume all "
+        "ranks from one checkpoint",
+        between=bool(inside) and len(buckets) > 1,
     )

@@ -8,6 +8,7 @@ residuals and commits them only once every rank is known to have succeeded with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -70,6 +71,8 @@ class ResidualStore:
 
     def set_loss_scale(self, scale: float) -> None:
         """The factor of the coming gradients; what is stored follows a change of it."""
+        if not (math.isfinite(scale) and scale > 0):  # all gradients will be skipped
+            return
         factor = scale / self._loss_scale
         if factor != 1.0:
             for residual in self._kept.values():

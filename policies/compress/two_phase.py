@@ -82,6 +82,9 @@ class TwoPhase:
             if len(self._layouts) >= _LAYOUTS_KEPT:
                 self._layouts.clear()
             layout = self._layouts[key] = self._table.layout(*key)
+        held = sum(self._table.elements[i] for i in bucket.layers)
+        if held != bucket.buffer.numel():
+            raise ValueError(f"{bucket.buffer.numel()} values where its layers have {held}")
         self._layout = layout
         return layout.digest
 
@@ -160,7 +163,7 @@ class TwoPhase:
 
     def _prepare_dense(self, bucket: Bucket, layout: Layout, message: Tensor) -> bool:
         """Layers that travel as bf16; what they had as residual goes along, once."""
-        if not layout.dense:
+        if not layout.dense_share:
             return True
         world, share = layout.world, layout.dense_share
         section = self._space.get("dense", world * share, torch.float32)
@@ -212,7 +215,7 @@ class TwoPhase:
                 self._store.stage(OWNER, place.name, fresh)
             worst = max(worst, largest)
         finite = worst < OVERFLOW_BITS
-        if layout.dense:
+        if layout.dense_share:
             parts = self._dense_view(received, layout.payload, 0, layout)
             total = self._space.get("total", layout.dense_share, torch.float32).zero_()
             for rank in range(layout.world):
@@ -233,7 +236,7 @@ class TwoPhase:
                 values = self._space.get("fp32", place.elements, torch.float32)
                 codec.decode(place, gathered, stride, HEADER_BYTES, values)
                 target.copy_(values)
-        if layout.dense:
+        if layout.dense_share:
             section = self._space.get("dense", layout.world * layout.dense_share, torch.float32)
             parts = self._dense_view(gathered, stride, HEADER_BYTES, layout)
             section.view(layout.world, layout.dense_share).copy_(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.compress.ranks import Lines, run
 from xtune.policies.compress import wire
 from xtune.policies.compress.bucket import Bucket, Reduced
 from xtune.policies.compress.channel import Channel
-from xtune.policies.compress.codec import NumbaCodec, TorchCodec
+from xtune.policies.compress.codec import NumbaCodec, TorchCodec, best_codec
 from xtune.policies.compress.exchange import FAILURES_IN_ROW, Exchange
 from xtune.policies.compress.header import OrderError
 from xtune.policies.compress.layout import LayerTable
@@ -334,24 +335,58 @@ def test_a_value_that_is_not_finite_makes_every_rank_skip_and_residuals_stay_cle
             assert all(goes_on), key
 
 
-def _out_of_step(rank: int, world: int) -> list[str]:
-    said = []
-    words: list[dict[str, Any]] = [{"step": 3 + (rank == 1)}, {"index": int(rank == 0)}]
-    for word in words:
-        ours = Rank(world)
-        try:
-            ours.reduce(gradient(rank), **word)
-        except OrderError as error:
-            said.append(str(error))
-    return said
+def _out_of_step(rank: int, world: int) -> list[Any]:
+    ours = Rank(world)
+    got, reduced = ours.reduce(gradient(rank), step=3 + (rank == 1))
+    out: list[Any] = [ours.exchange.disabled, got.tolist(), reduced.failed, kept(ours.store)]
+    try:
+        Rank(world).reduce(gradient(rank), index=int(rank == 0))
+    except OrderError as error:
+        out.append(str(error))
+    return out
 
 
-def test_ranks_at_different_steps_or_buckets_raise_on_every_rank() -> None:
+def test_ranks_at_different_steps_go_on_uncompressed_and_in_different_buckets_raise() -> None:
     first, second = run(2, _out_of_step)
     assert first == second
-    assert "step 4, bucket 0" in first[0]
-    assert "step 3, bucket 0" in first[0]
-    assert "bucket 1" in first[1]
+    why, got, redone, residuals, other = first
+    assert "step 4, bucket 0" in why
+    assert "step 3, bucket 0" in why
+    assert torch.equal(torch.tensor(got), (gradient(0) / 2) + (gradient(1) / 2))
+    assert (redone, residuals) == ((), {})
+    assert "bucket 1" in other
+
+
+def test_a_bucket_that_its_layers_do_not_fill_is_redone_uncompressed() -> None:
+    for got, failed, said in run(2, _overfull):
+        assert failed == (0, 1)
+        assert got
+        assert any(f"{TOTAL + 8} values where its layers have {TOTAL}" in line for line in said)
+
+
+def _overfull(rank: int, world: int) -> tuple[bool, tuple[int, ...], list[str]]:
+    lines = Lines()
+    more = [torch.cat([gradient(r), torch.full((8,), float(r + 1))]) for r in range(world)]
+    got, reduced = Rank(world).reduce(more[rank].clone())
+    return torch.equal(got, more[0] / 2 + more[1] / 2), reduced.failed, lines.take()
+
+
+def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(best_codec(world=2, rank=0, block=256), NumbaCodec)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert isinstance(best_codec(world=2, rank=0, block=256), TorchCodec)
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan, -1.0])
+def test_a_loss_scale_that_is_none_leaves_residuals_alone(scale: float) -> None:
+    store = ResidualStore(decay=1.0, enabled=True)
+    store.stage("worker", "w", torch.ones(4))
+    store.commit()
+    store.set_loss_scale(scale)
+    store.set_loss_scale(2.0)
+    residual = store.get("worker", "w")
+    assert residual is not None
+    assert torch.equal(residual, torch.full((4,), 2.0))
 
 
 def _dropping(rank: int, world: int) -> dict[str, Any]:

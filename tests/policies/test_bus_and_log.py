@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
+import logging
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +98,27 @@ def test_the_cap_counts_what_it_drops_also_after_a_restart(tmp_path: Path) -> No
 class Unprintable:
     def __str__(self) -> str:
         raise RuntimeError("no")
+
+
+def test_a_log_that_ends_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("xtune"), "propagate", True)
+    torn = DecisionLog(tmp_path / "torn")
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:10])
+
+    torn.close()
+    torn._file = Full()
+    for log in (DecisionLog("/dev/full"), DecisionLog("/proc/none/such"), torn):
+        for step in range(3):
+            log.change(step, "level", 0, 1)
+        assert log.dropped == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert all(line.startswith("xtune: decisions are not logged any more: ") for line in said)
 
 
 def test_nothing_reaches_the_job(tmp_path: Path) -> None:
