@@ -6,7 +6,8 @@ overload a 400 Gb/s port fills 1 MB in 20 us, so 200 us of warning exist only fo
 or deep buffers.
 
 Times are integer nanoseconds of any one clock. A missing or a late reading changes nothing; after
-a gap longer than ``stale_ns`` a forecaster starts anew, since no slope holds for that long.
+a gap longer than ``stale_ns`` a forecaster starts anew, since no slope holds for that long, and
+so it does where the clock was set back by more than that.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class Forecaster:
         dt_ns = 0
         if self.level == self.level:
             dt_ns = at_ns - self.at_ns
-            if dt_ns < 0:
+            if -self.stale_ns <= dt_ns < 0:
                 return
-            if dt_ns > self.stale_ns:
+            if abs(dt_ns) > self.stale_ns:
                 self._restart()
+                dt_ns = 0
         self._smooth(reading, at_ns, dt_ns)
         self.at_ns = at_ns
 

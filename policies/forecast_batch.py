@@ -46,8 +46,10 @@ class ForecastTable:
         at = np.broadcast_to(np.asarray(at_ns, np.int64), self.level.shape)
         known = ~np.isnan(self.level)
         dt = np.where(known, at - self.at_ns, 0)
-        taken = ~np.isnan(readings) & (dt >= 0)
-        restart = taken & (dt > self._routing.stale_ns)
+        stale_ns = self._routing.stale_ns
+        taken = ~np.isnan(readings) & ((dt >= 0) | (dt < -stale_ns))
+        restart = taken & (abs(dt) > stale_ns)
+        dt = np.where(restart, 0, dt)
         self.level[restart] = np.nan
         self.slope[restart] = np.nan
         self._count[restart] = 0

@@ -6,6 +6,7 @@ replaced as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 
@@ -82,14 +83,19 @@ class LinkTable:
             worth = DEAD
         elif self._sick[i] and not worth >= FULL:
             worth = FULL
-        self.seen_ns[i] = max(self.seen_ns[i], at_ns) if self._sick[i] else forecaster.at_ns
+        seen_ns = forecaster.at_ns
+        if self._sick[i]:  # errors are news of the link as well
+            late = self.seen_ns[i] - routing.stale_ns <= at_ns < self.seen_ns[i]
+            seen_ns = self.seen_ns[i] if late else at_ns
+        self.seen_ns[i] = seen_ns
         self.worth[i] = worth
 
     def _share(self, value: float | None) -> float:
         """A share 0..1, or NaN where it is missing or cannot be one."""
         if value is None or value != value:
             return NAN
-        if 0.0 <= value <= 1.0:
-            return value
+        with contextlib.suppress(TypeError, ValueError):  # a feed may send anything
+            if 0.0 <= value <= 1.0:
+                return value
         self.bad_readings += 1
         return NAN

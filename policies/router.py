@@ -11,6 +11,7 @@ milliseconds late.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -91,7 +92,7 @@ class Router:
             is told as a share alone.
 
     Raises:
-        ValueError: A path set or a path is empty.
+        ValueError: A path set or a path is empty, a path is no list, a key no pair.
     """
 
     def __init__(
@@ -105,7 +106,14 @@ class Router:
         log: DecisionLog | None = None,
         link_gbps: Mapping[str, float] | float | None = None,
     ) -> None:
+        paths = {ends: list(alternatives) for ends, alternatives in paths.items()}
         for ends, alternatives in paths.items():
+            if not isinstance(ends, tuple) or len(ends) != 2:
+                raise ValueError(f"{ends!r} is not a pair of ends (src, dst)")
+            if any(isinstance(path, str) for path in alternatives):
+                raise ValueError(
+                    f"a path between {ends[0]} and {ends[1]} is a text, not a list of links"
+                )
             if not alternatives or not all(alternatives):
                 raise ValueError(f"no path, or an empty one, between {ends[0]} and {ends[1]}")
         self.policy = policy
@@ -164,7 +172,7 @@ class Router:
         """
         now_ns = self._clock() if at_ns is None else at_ns
         self.links.observe(link, now_ns, occupancy, error_rate, lost)
-        if self._published_ns is None or now_ns - self._published_ns >= PUBLISH_NS:
+        if self._published_ns is None or not 0 <= now_ns - self._published_ns < PUBLISH_NS:
             self.publish(now_ns)
 
     def choose(self, flow: Flow, *, at_ns: int | None = None) -> int:
@@ -229,7 +237,8 @@ class Router:
             pairs.append(_Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns))
         state = _Flow(paths, key, pairs)
         if len(self._flows) >= MOST_FLOWS:
-            del self._flows[next(iter(self._flows))]
+            with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
+                del self._flows[next(iter(self._flows))]
         self._flows[flow] = state
         return state
 
@@ -252,7 +261,9 @@ class Router:
         elif not primary >= enter:  # also where nothing is known: the common case, so the first
             self._took(paths, primary)
             return pair.primary
-        since = now_ns - pair.moved_ns if pair.moved_ns is not None else routing.hold_ns
+        since = routing.hold_ns
+        if pair.moved_ns is not None and pair.moved_ns <= now_ns:  # else the clock was set back
+            since = now_ns - pair.moved_ns
         budget = self._refill(pair, now_ns)
         cold = routing.cold_occupancy - reserve
         on_alternative = alternative >= 0
@@ -384,7 +395,7 @@ class Router:
     def _refill(self, pair: _Pair, now_ns: int) -> float:
         dt_ns = max(0, now_ns - pair.budget_ns)
         pair.budget = budget_refill(pair.budget, dt_ns, self._routing.moves_per_ms, MOVE_BURST)
-        pair.budget_ns = max(pair.budget_ns, now_ns)
+        pair.budget_ns = now_ns
         return pair.budget
 
     def _move(self, flow: Flow, pair: _Pair, to: int, now_ns: int, reason: str) -> None:

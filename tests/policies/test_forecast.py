@@ -79,6 +79,20 @@ def test_late_and_missing_readings_change_nothing_and_a_long_gap_starts_anew(kin
     np.testing.assert_equal((forecaster.level, forecaster.slope, forecaster.at_ns), before)
     forecaster.update(0.5, 120_001)
     assert forecaster.level == 0.5
+    forecaster.update(0.9, 20_001)  # late by just stale_ns
+    assert forecaster.level == 0.5
     assert math.isnan(forecaster.slope)
     forecaster.update(0.6, 220_001)  # a gap of just stale_ns does not
     assert math.isnan(forecaster.slope) == (kind in ("reading", "ewma"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clock_set_back_starts_anew_and_blinds_nobody(kind: str) -> None:
+    routing = Routing(forecast=kind, stale_ns=100_000)
+    forecaster, table = make_forecaster(routing), ForecastTable(1, routing)
+    for at_ns, reading in ((10**12, 0.1), (10**12 + 10_000, 0.2), (10**9, 0.9)):
+        forecaster.update(reading, at_ns)
+        table.update(np.array([reading]), at_ns)
+    assert (forecaster.level, forecaster.at_ns) == (0.9, 10**9)
+    assert (float(table.level[0]), int(table.at_ns[0])) == (0.9, 10**9)
+    assert math.isnan(forecaster.slope)

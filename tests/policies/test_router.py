@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -241,6 +242,46 @@ def test_unknown_names_and_impossible_values_are_counted_not_raised() -> None:
     assert made.links.bad_readings == 2
     assert made.choose(("a", "z", 1)) == 0
     assert made.unknown_flows == 1
+
+
+def test_a_feed_that_sends_no_numbers_is_counted_not_raised() -> None:
+    made = router()
+    bad: tuple[Any, ...] = ("0.5", [1], 1 + 0j)
+    for value in bad:
+        made.observe("up0", occupancy=value, error_rate=value, at_ns=1)
+    assert made.links.bad_readings == 6
+    assert made.choose(FLOW, at_ns=2) == 0
+
+
+def test_a_clock_set_back_neither_blinds_nor_binds() -> None:
+    bus = Bus()
+    made = router(bus=bus)
+    late, soon = 10**12, 10**9
+    for link in LINKS:
+        made.observe(link, occupancy=0.9 if link == "up0" else 0.0, at_ns=late)
+    made.observe("up2", error_rate=1.0, at_ns=late)
+    assert made.choose(FLOW, at_ns=late) == 1
+    for at_ns in (soon, soon + 10):
+        for link in LINKS:
+            made.observe(link, occupancy=0.0, at_ns=at_ns)
+    assert max(made.links.seen_ns) == soon + 10
+    assert made.choose(FLOW, at_ns=soon + 20) == 0  # the move lies in the future: no hold
+    version = bus.routing.version
+    made.observe("up0", occupancy=0.0, at_ns=soon + 2_000_000)
+    assert bus.routing.version == version + 1
+
+
+def test_paths_in_a_wrong_shape_are_refused() -> None:
+    wrong: tuple[Any, ...] = (
+        {("a", "b"): ["up0", "up1"]},
+        {("a", "b", "c"): [["up0"]]},
+        {"ab": [["up0"]]},
+    )
+    for paths in wrong:
+        with pytest.raises(ValueError, match=r"text|pair of ends"):
+            Router(paths, Policy())
+    made: Any = {("a", "b"): (path for path in (["up0"], ["up1"]))}
+    assert Router(made, Policy()).links.names == ["up0", "up1"]
 
 
 def test_an_empty_path_set_is_refused() -> None:
