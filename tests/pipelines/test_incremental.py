@@ -167,6 +167,31 @@ def test_parts_in_threads_give_the_same_rows(
     assert rebuild(parts, rules=RULES, threads=3).computed == ()
 
 
+@pytest.mark.parametrize("day_rows", [1, 1000])
+def test_one_unknown_interval_over_the_edge_of_an_hour(tmp_path: Path, day_rows: int) -> None:
+    """It is longer than the longest gap, and one: it neither closes nor opens, wherever it is."""
+    lake = new_lake(tmp_path / "lake")
+    waits: Waits = [0.0, 0.0, 0.6, 0.6, 0.6, 0.6, 0.6, 0.0, 0.0]
+    for link in (A, B):
+        rows = counter_rows(link, waits, {4}, [0])  # cleared between 10:45 and 11:00
+        put(lake, "link_counters", rows, source=f"{int(link == B):012d}")
+    rules = EpisodeRules(max_gap_s=100.0)
+    rebuild(lake, rules=rules, threads=1, day_rows=day_rows)
+    found = [
+        (row["link"], row["start_ts"], row["end_ts"]) for row in derived(lake, "link_episodes")
+    ]
+    assert found == [(A, 900.0, 5400.0), (B, 900.0, 5400.0)]
+
+
+@pytest.mark.parametrize("day_rows", [1, 1000])
+def test_a_level_is_held_over_the_edge_of_an_hour(tmp_path: Path, day_rows: int) -> None:
+    """0.12 is between the exit and the enter threshold of level 2: what was before decides."""
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "link_counters", counter_rows(A, [0.0, 0.12, 0.6, *[0.12] * 8], set(), [0]))
+    refresh(lake, RULES, day_rows=day_rows)
+    assert [row["level"] for row in derived(lake, "link_rates")] == [1, 3, *[2] * 8]
+
+
 def test_other_rules_compute_everything_anew(tmp_path: Path) -> None:
     lake = new_lake(tmp_path / "lake")
     put(lake, "link_counters", port_rows(A, [0, 0.2, 0.2, 0.2, 0]))
