@@ -1,4 +1,4 @@
-"""Makes data_samples/: telemetry of a small fabric with known episodes, in real formats.
+"""Makes data_samples/cluster: telemetry of a small fabric with known episodes, in real formats.
 
     python data_samples/generate.py --out data_samples [--set compute_s=1.5 ...]
 
@@ -167,8 +167,9 @@ def write_job(out: Path, s: model.Scenario, day: str, t0_ns: int, steps: list, r
     path.write_bytes(b"".join(events))
 
 
-def generate(out: Path, s: model.Scenario) -> None:
-    """Write everything below ``out``."""
+def generate(root: Path, s: model.Scenario) -> None:
+    """Write the telemetry below ``root/cluster`` and what is planted in it to ``truth.json``."""
+    out = root / "cluster"
     fabric = model.Fabric(s)
     rng = np.random.default_rng(s.seed)
     base = {
@@ -207,7 +208,7 @@ def generate(out: Path, s: model.Scenario) -> None:
         "bucket_line_rate_s": model.bucket_seconds(s),
         "episodes": truth,
     }
-    (out / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
+    (root / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def write_snapshots(out: Path, fabric: model.Fabric, base: dict, errors: dict, last: dict) -> None:

@@ -54,7 +54,7 @@ def test_planted_rate_and_length_are_the_asked_ones() -> None:
 
 def test_no_port_sends_more_than_its_line_rate() -> None:
     document = json.loads(
-        gzip.decompress((SAMPLES / "prometheus/2026-03-02.json.gz").read_bytes())
+        gzip.decompress((SAMPLES / "cluster/prometheus/2026-03-02.json.gz").read_bytes())
     )
     truth = json.loads((SAMPLES / "truth.json").read_text())["scenario"]
     line = truth["rate_gbps"] * 1e9 / 8

@@ -24,6 +24,7 @@ class Setting:
     kind: type
     default: Any
     meaning: str
+    pattern: str = ""
 
     @property
     def variable(self) -> str:
@@ -31,6 +32,7 @@ class Setting:
         return "XTUNE_" + self.name.upper().replace(".", "_")
 
 
+MEMORY = r"\d+(\.\d+)?\s*([KMGT]i?B)"
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
@@ -40,7 +42,9 @@ SETTINGS: dict[str, Setting] = {
         Setting("storage", str, "", "Optuna storage URL; empty: a journal beside the study"),
         Setting("engine", str, "local", "where trials and partitions run: local"),
         Setting("lang", str, "en", "language of the report: en or zh"),
-        Setting("memory", str, "4GB", "most memory that the pipelines use"),
+        Setting(
+            "memory", str, "4GB", "most memory that the pipelines use, e.g. 500MB or 4GB", MEMORY
+        ),
         Setting("episodes.min_length_s", float, 2.0, "shortest link episode, s"),
         Setting("episodes.max_gap_s", float, 10.0, "longest clear gap inside one episode, s"),
         Setting("tune.iterations", int, 3000, "iterations that one trial simulates"),
@@ -82,6 +86,18 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def _checked(setting: Setting, value: Any, origin: str) -> Any:
+    """The value as the setting's type.
+
+    Raises:
+        UsageError: Of another type, or not of the setting's form.
+    """
+    cast = _cast(setting, value, origin)
+    if setting.pattern and not re.fullmatch(setting.pattern, cast):
+        raise UsageError(f"{origin}: {setting.name} = {value!r}", setting.meaning)
+    return cast
 
 
 def _cast(setting: Setting, value: Any, origin: str) -> Any:
@@ -130,13 +146,13 @@ class Config:
         """The value in force; ``flag`` is what the command line said, ``None`` if nothing."""
         setting = SETTINGS[name]
         if flag is not None:
-            return Value(name, _cast(setting, flag, "command line"), "command line")
+            return Value(name, _checked(setting, flag, "command line"), "command line")
         variable = setting.variable
         if self._environment.get(variable):
-            return Value(name, _cast(setting, self._environment[variable], variable), variable)
+            return Value(name, _checked(setting, self._environment[variable], variable), variable)
         if name in self._from_file:
             origin = str(self._file)
-            return Value(name, _cast(setting, self._from_file[name], origin), origin)
+            return Value(name, _checked(setting, self._from_file[name], origin), origin)
         return Value(name, setting.default, "default")
 
     def all(self) -> list[Value]:

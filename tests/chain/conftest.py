@@ -18,23 +18,13 @@ from xtune.sim import calibrate
 from xtune.studies import Options, find_study, run_study
 
 SAMPLES = Path(__file__).parents[2] / "data_samples"
-FOLDERS = (
-    "prometheus",
-    "telegraf",
-    "fabric",
-    "sysfs",
-    "inspector",
-    "flight_recorder",
-    "megatron",
-    "tensorboard",
-)
 
 
 def fill(root: Path, samples: Path) -> Lake:
     """Collect and rebuild, as the demo does."""
     lake = Lake.open(root, create=True)
     context = Context(job="pretrain-7b", tz="UTC", now_ns=time.time_ns)
-    summary = collect(lake, [str(samples / folder) for folder in FOLDERS], context=context)
+    summary = collect(lake, [str(samples / "cluster")], context=context)
     assert summary.rejects == 0
     rebuild(lake)
     return lake

@@ -70,6 +70,9 @@ def test_flags_are_frozen() -> None:
         (("collect", "--time-from", "guess", "x"), 2),
         (("collect", "--tz", "Middle/Earth", "x"), 2),
         (("prune", "--keep", "soon"), 2),
+        (("rebuild", "--since", "2026-03-02", "--until", "2026-03-01"), 2),
+        (("report", "--since", "2026-03-02", "--until", "2026-03-02"), 2),
+        (("collect", "--rank", "99999999999999999999", "x"), 2),
         (("tune", "--study", "nonsense"), 1),
         (("report", "--lang", "fr"), 1),
     ],
@@ -114,6 +117,12 @@ def test_secrets_are_hidden_and_ports_are_not(text: str, hidden: str) -> None:
     from xtune.config import hide_secrets
 
     assert hide_secrets(text) == hidden
+
+
+def test_a_memory_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
+    done = xtune("config", cwd=tmp_path, XTUNE_MEMORY="lots")
+    assert done.returncode == 2
+    assert "XTUNE_MEMORY: memory = 'lots'" in done.stderr
 
 
 def test_unknown_setting_names_a_near_one(tmp_path: Path) -> None:

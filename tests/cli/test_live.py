@@ -14,7 +14,7 @@ import pyarrow as pa
 from tests.cli.test_cli import xtune
 from xtune.lake import Lake
 
-TREE = Path(__file__).parents[2] / "data_samples" / "sysfs" / "node01"
+TREE = Path(__file__).parents[2] / "data_samples" / "cluster" / "sysfs" / "node01"
 
 
 def test_samples_at_the_interval_for_the_duration(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ def parse_time(text: str | None, option: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+def parse_span(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """``--since`` and ``--until``.
+
+    Raises:
+        UsageError: One is not a time, or nothing lies between them.
+    """
+    first, last = parse_time(since, "--since"), parse_time(until, "--until")
+    if first is not None and last is not None and first >= last:
+        raise UsageError(f"--since {since} is not before --until {until}")
+    return first, last
+
+
 def parse_pairs(items: list[str] | None, option: str) -> dict[str, str]:
     """``["a=b"]`` as a dict.
 

@@ -39,7 +39,7 @@ def run(
     run_name: Annotated[str | None, typer.Option("--run", help="Run, where not said.")] = None,
     host: Annotated[str | None, typer.Option("--host", help="Host, where not said.")] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Rank, where not said.")
+        int | None, typer.Option("--rank", min=0, max=2**31 - 1, help="Rank, where not said.")
     ] = None,
     tz: Annotated[str | None, typer.Option("--tz", help="Zone of local times, e.g. UTC.")] = None,
     time_from: Annotated[

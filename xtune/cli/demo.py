@@ -16,6 +16,9 @@ from xtune.console import say
 from xtune.errors import InputError
 
 STUDY = "period_T"
+JOB = "pretrain-7b"
+MARK = ".xtune-demo"
+SELECT = "SELECT cause, count(*) AS n FROM episodes GROUP BY cause"
 
 
 def run(
@@ -28,20 +31,23 @@ def run(
     """Collect, rebuild, calibrate, tune, export and report on the sample telemetry."""
     from xtune.cli import calibrate, collect, episodes, export, rebuild, report, tune
 
-    if not data.is_dir():
+    if not (data / "cluster").is_dir():
         raise InputError(
-            f"{data} is not a folder", "run it in the project's folder, or --data DIR"
+            f"{data} holds no folder cluster", "run it in the project's folder, or --data DIR"
         )
+    if out.exists() and not (out / MARK).is_file():
+        raise InputError(f"{out} is there and is not a demo's folder", "choose another --out")
     lake = str(out / "lake")
     if out.exists():
         shutil.rmtree(out)
+    out.mkdir(parents=True)
+    (out / MARK).write_text("made by xtune demo, which deletes and makes it anew\n")
     began = time.monotonic()
-    train = data / "training"
-    inputs = [str(path) for path in sorted(data.iterdir()) if path.is_dir() and path != train]
+    cluster = str(data / "cluster")
     steps: list[tuple[str, Callable[[], None]]] = [
         (
-            f"xtune collect {data}/* --job pretrain-7b --tz UTC",
-            lambda: _call(collect.run, paths=inputs, lake=lake, job="pretrain-7b", tz="UTC"),
+            f"xtune collect {cluster} --job {JOB} --tz UTC",
+            lambda: _call(collect.run, paths=[cluster], lake=lake, job=JOB, tz="UTC"),
         ),
         ("xtune rebuild", lambda: rebuild.run(lake=lake)),
         ("xtune episodes --top 10", lambda: episodes.run(lake=lake, top=10)),
@@ -66,9 +72,7 @@ def run(
     say(f"done in {time.monotonic() - began:.0f} s")
     say(f"  report  {out / 'report.html'}  (open it in a browser)")
     say(f"  wheel   {wheel}  (pip install it beside torch, then import xtune_policy_period_t)")
-    say(
-        f"  lake    {lake}  (xtune query --lake {lake} 'SELECT cause, count(*) FROM episodes ...')"
-    )
+    say(f'  lake    {lake}  (xtune query --lake {lake} "{SELECT}")')
 
 
 def _call(command: Callable[..., None], **arguments: object) -> None:

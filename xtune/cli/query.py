@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from xtune.cli._common import DebugOption, JsonOption, LakeOption, open_lake
+from xtune.cli._common import DebugOption, JsonOption, LakeOption, config, open_lake
 from xtune.console import emit_json, json_rows, table
 
 
@@ -19,7 +19,7 @@ def run(
     """Run one read-only SELECT; every table, raw or derived, by its bare name."""
     from xtune.pipelines import query
 
-    result = query(open_lake(lake), sql)
+    result = query(open_lake(lake), sql, memory=config().get("memory").value)
     rows = json_rows(result)
     if json:
         emit_json({"schema": 1, "columns": result.column_names, "rows": rows})

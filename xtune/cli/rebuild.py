@@ -10,7 +10,7 @@ from xtune.cli._common import (
     UntilOption,
     config,
     open_lake,
-    parse_time,
+    parse_span,
 )
 from xtune.console import emit_json, note, progress, say, table
 
@@ -25,6 +25,7 @@ def run(
     """Rebuild congestion episodes; only what is new is computed."""
     from xtune.pipelines import EpisodeRules, rebuild
 
+    first, last = parse_span(since, until)
     settings = config()
     rules = EpisodeRules(
         min_length_s=settings.get("episodes.min_length_s").value,
@@ -34,8 +35,8 @@ def run(
         summary = rebuild(
             open_lake(lake),
             rules=rules,
-            since=parse_time(since, "--since"),
-            until=parse_time(until, "--until"),
+            since=first,
+            until=last,
             memory=settings.get("memory").value,
             progress=update,
         )

@@ -16,7 +16,7 @@ from xtune.cli._common import (
     UntilOption,
     config,
     open_lake,
-    parse_time,
+    parse_span,
 )
 from xtune.console import emit_json, note, say
 from xtune.errors import UsageError
@@ -39,6 +39,7 @@ def run(
     from xtune.reports import build_report
     from xtune.studies import load_result
 
+    first, last = parse_span(since, until)
     store = open_lake(lake)
     language = config().get("lang", lang).value
     if language not in ("en", "zh"):
@@ -49,8 +50,8 @@ def run(
         store,
         out,
         study=None if name is None else load_result(store.root, name),
-        since=parse_time(since, "--since"),
-        until=parse_time(until, "--until"),
+        since=first,
+        until=last,
         language=language,
         command="xtune report" + (f" --study {name}" if name else ""),
     )
