@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 import torch
 
 _Result = torch.Tensor | Exception
+_Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+# A thread that is inside a collective whose peer is gone must not keep the process.
+EXIT_WAIT_S = 5.0
 
 
 class OrderedQueue:
-    """Runs jobs one by one; started by the first job, ends with `close` or with the process."""
+    """Runs jobs one by one; started by the first job, ends with `close` or before the process.
+
+    The interpreter kills a daemon thread that it finds in C++ at its end, which ends the process
+    with an abort; so the thread is told to end, and waited for, before that.
+    """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._at_exit: weakref.finalize[[_Jobs, threading.Thread], OrderedQueue] | None = None
 
     def submit(
         self,
@@ -48,21 +58,33 @@ class OrderedQueue:
             future.set_result(outcome)
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="xtune", daemon=True)
+            self._thread = threading.Thread(
+                target=_work, args=(self._jobs,), name="xtune", daemon=True
+            )
             self._thread.start()
+            self._at_exit = weakref.finalize(self, _end, self._jobs, self._thread)
         self._jobs.put(run)
         return future.then(_unwrap)
 
     def close(self) -> None:
         """Let the jobs that were given finish and end the thread."""
-        if self._thread is not None:
+        if self._thread is not None and self._at_exit is not None:
+            self._at_exit.detach()
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds tensors
+
+
+def _end(jobs: _Jobs, thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(EXIT_WAIT_S)
 
 
 def _unwrap(future: torch.futures.Future[_Result]) -> torch.Tensor:
