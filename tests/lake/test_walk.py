@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -263,6 +264,9 @@ def test_what_a_user_may_not_read(lake: Lake, tmp_path: Path, folder: Path) -> N
         "import os, sys; from pathlib import Path; from tests.lake.toy import *\n"
         "from xtune.lake import Lake; from xtune.ingest import collect\n"
         "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from xtune.errors import LakeError\n"
+        "try: Lake.open(Path(sys.argv[2]) / 'closed' / 'lake', create=True)\n"
+        "except LakeError as error: print(str(error).rpartition(': ')[2])\n"
         "lake = Lake.open(Path(sys.argv[1]), create=True)\n"
         "result = collect(lake, sys.argv[2:], context=context(), collectors=COLLECTORS)\n"
         "for file in result.files:\n"
@@ -271,9 +275,10 @@ def test_what_a_user_may_not_read(lake: Lake, tmp_path: Path, folder: Path) -> N
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    for parent in [tmp_path, *tmp_path.parents][:3]:
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
+    for parent in [tmp_path, *tmp_path.parents]:
+        if parent == Path(tempfile.gettempdir()) or parent.stat().st_uid != os.getuid():
+            break
+        parent.chmod(parent.stat().st_mode | 0o055)
     folder.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", script, str(shared / "lake"), str(folder)],
@@ -286,6 +291,7 @@ def test_what_a_user_may_not_read(lake: Lake, tmp_path: Path, folder: Path) -> N
     (folder / "closed").chmod(0o755)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "Permission denied (name another with --lake)",
         "closed rejected cannot be listed: Permission denied",
         "good.txt read",
         "secret.txt rejected cannot be read: Permission denied",

@@ -53,7 +53,13 @@ class Lake:
             LakeError: The path is not a folder, or the lake is damaged or of another schema.
         """
         lake = cls(root.absolute(), clock)
-        if root.exists() and not root.is_dir():
+        try:
+            is_file = root.exists() and not root.is_dir()
+        except OSError as error:  # a folder on the way may not be searched
+            raise LakeError(
+                f"{root} cannot be read: {error.strerror}", "name another with --lake"
+            ) from error
+        if is_file:
             raise LakeError(f"{root} is not a folder", "name another with --lake")
         if not lake.ledger.exists and not create:
             raise NoDataError(
