@@ -82,3 +82,7 @@ CREATE OR REPLACE MACRO at_least(value, low) AS
 -- Whether a port was at a level before this chunk, and that is recent enough to still count.
 CREATE OR REPLACE MACRO holds(before, level, known_end_ns, holds_from_ns) AS
     coalesce(before >= level AND known_end_ns >= holds_from_ns, false)::INTEGER;
+
+-- A sum of floats that is the same to the last bit in every run: threads hand rows over in any
+-- order, and rounding depends on it.
+CREATE OR REPLACE MACRO steady_sum(items) AS list_sum(list_sort(items));

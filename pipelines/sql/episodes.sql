@@ -52,7 +52,8 @@ step_cost AS (
         hit.episode_id,
         hit.job,
         count(*) AS steps_affected,
-        sum((hit.step_time_s - usual.expected_s) * ranks.ranks) / 3600 AS idle_gpu_hours
+        steady_sum(list((hit.step_time_s - usual.expected_s) * ranks.ranks)) / 3600
+            AS idle_gpu_hours
     FROM hit
     LEFT JOIN usual ON usual.job IS NOT DISTINCT FROM hit.job AND usual.run = hit.run
     LEFT JOIN ranks ON ranks.job IS NOT DISTINCT FROM hit.job
@@ -80,7 +81,7 @@ collective_cost AS (
         touched.job,
         count(*) AS collectives,
         list(impact.slowdown) FILTER (WHERE impact.slowdown IS NOT NULL) AS slowdowns,
-        sum(impact.exposed_ns * sizes.size) / 3.6e12 AS exposed_gpu_hours
+        steady_sum(list(impact.exposed_ns * sizes.size)) / 3.6e12 AS exposed_gpu_hours
     FROM touched
     LEFT JOIN impact
         ON impact.job IS NOT DISTINCT FROM touched.job
@@ -117,7 +118,7 @@ cost AS (
         sum(collectives)::BIGINT AS collectives,
         at_least(list_median(flatten(list(slowdowns) FILTER (WHERE slowdowns IS NOT NULL))), 1)
             AS slowdown,
-        at_least(sum(idle_gpu_hours), 0) AS idle_gpu_hours,
+        at_least(steady_sum(list(idle_gpu_hours)), 0) AS idle_gpu_hours,
         sum(steps_affected)::BIGINT AS steps_affected
     FROM per_job
     GROUP BY episode_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.pipelines.fabrics import down, nic, topology_rows
 from tests.pipelines.lakes import A, at, derived, new_lake, port_rows, put
 from xtune.lake import Lake
 from xtune.pipelines import rebuild
+from xtune.pipelines._engine import connect
 
 MS = 1_000_000
 # One port that waits half of each second from 100 s to 160 s.
@@ -209,6 +211,20 @@ def test_what_nobody_recorded_is_unknown(tmp_path: Path) -> None:
     rebuild(lake)
     [episode] = derived(lake, "episodes")
     assert episode["idle_gpu_hours"] == 0.0
+
+
+def test_a_sum_of_cost_is_the_same_in_any_order() -> None:
+    values = [0.1, 0.7, 1e16, 0.3, -1e16]
+    with connect() as session:
+        sums = {
+            session.rows(f"SELECT steady_sum(list(x)) FROM unnest({list(order)}) AS t(x)")[0][0]
+            for order in itertools.permutations(values)
+        }
+        [nothing] = session.rows("SELECT steady_sum(list(x)) FROM unnest([NULL::DOUBLE]) AS t(x)")
+        [partly] = session.rows("SELECT steady_sum(list(x)) FROM unnest([2.5, NULL]) AS t(x)")
+    assert len({sum(order) for order in itertools.permutations(values)}) > 1
+    assert len(sums) == 1
+    assert (nothing, partly) == ((None,), (2.5,))
 
 
 def test_steps_of_a_job_of_unknown_size_cost_an_unknown_amount(tmp_path: Path) -> None:
