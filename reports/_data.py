@@ -74,7 +74,10 @@ def gather(
         )
         assert isinstance(frame, pl.DataFrame)
         if name == "link_rates" and frame.is_empty():
-            raise NoDataError("the lake holds no rates", "run xtune rebuild first")
+            raise NoDataError(
+                "the lake holds no rates",
+                "run xtune rebuild; a rate takes two readings of a port's counters",
+            )
         # What began before the span and reaches into it belongs to it.
         first, last = SPANS[name]
         if since is not None:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from tests.cli.test_cli import xtune
+from tests.pipelines.lakes import A, at, new_lake, port_rows, put
 from xtune.console import json_rows, rfc3339, table, visible
 from xtune.lake import Lake
-from xtune.pipelines import query
+from xtune.pipelines import query, rebuild
 
 
 @pytest.fixture
@@ -164,3 +165,23 @@ def test_odd_values_are_wrong_usage(words: tuple[str, ...], here: Path) -> None:
 
 def test_times_before_the_epoch() -> None:
     assert rfc3339(-1) == "1969-12-31T23:59:59.999999999Z"
+
+
+def test_a_cost_that_nobody_knows_is_no_number(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path / "lake")
+    waits = [0.5 if 100 <= second < 160 else 0.0 for second in range(300)]
+    put(lake, "link_counters", port_rows(A, waits))
+    rebuild(lake)
+    assert "1 episodes, idle GPU hours unknown" in xtune("episodes", cwd=tmp_path).stdout
+    put(lake, "steps", [{"ts": at(50), "job": "llm", "step": 0, "step_time_s": 2.0}])
+    rebuild(lake)  # a job ran, and not during the episode
+    assert "1 episodes, 0 idle GPU hours" in xtune("episodes", cwd=tmp_path).stdout
+
+
+def test_one_reading_is_no_rate_and_the_report_says_what_is_missing(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "link_counters", port_rows(A, [0.0])[:1])
+    rebuild(lake)
+    found = xtune("report", cwd=tmp_path)
+    assert found.returncode == 1
+    assert "two readings" in found.stderr

@@ -50,8 +50,16 @@ def run(
     ]
     names = ("episode", "start (UTC)", "s", "cause", "root", "links", "steps", "slowdown")
     table("", (*names, "idle GPU h"), rows)
-    total = sum(r[8] or 0.0 for r in rows)
-    say(f"{len(rows)} episodes, {total:.3g} idle GPU hours")
+    say(f"{len(rows)} episodes, {_cost([r[8] for r in rows])}")
+
+
+def _cost(hours: list[float | None]) -> str:
+    known = [h for h in hours if h is not None]
+    if hours and not known:
+        return "idle GPU hours unknown: no training job was collected for their time"
+    unknown = len(hours) - len(known)
+    rest = f" (unknown for {unknown} of them)" if unknown else ""
+    return f"{sum(known):.3g} idle GPU hours{rest}"
 
 
 def _with_seconds(row: dict[str, Any]) -> dict[str, Any]:
