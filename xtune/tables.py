@@ -486,8 +486,3 @@ TABLES: dict[str, Table] = {
 }
 RAW_TABLES = tuple(name for name, table in TABLES.items() if not table.derived)
 DERIVED_TABLES = tuple(name for name, table in TABLES.items() if table.derived)
-
-
-def table_by_bare_name(name: str) -> Table:
-    """Table by its bare or full name; ``KeyError`` where there is none."""
-    return TABLES[name] if name in TABLES else TABLES[f"derived/{name}"]
