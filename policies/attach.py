@@ -170,7 +170,7 @@ def _build(
     if mode == "on" and compression.mode == "quantise":
         exchange.two_phase.warm_up()
     path = options.environ.get("XTUNE_DECISIONS") or None
-    log = DecisionLog(path, rank=dist.get_rank(), job=options.job)
+    log = DecisionLog(path, rank=dist.get_rank(), job=options.job, shadow=mode == "shadow")
 
     def controller() -> Controller:
         return Controller(policy, layers, channel.world, log, bus=options.bus)

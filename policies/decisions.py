@@ -55,8 +55,8 @@ class DecisionLog:
     """Writes changes as JSON lines that ``xtune collect`` reads back.
 
     Each line: ``{"xtune_decision": 1, "ts_ns", "job", "rank", "step", "kind", "before", "after",
-    "reason"}``, with null for what is unknown. Lines are flushed one by one, so that a killed
-    job loses none.
+    "reason"}``, with null for what is unknown, and ``"shadow": true`` where nothing was acted
+    upon. Lines are flushed one by one, so that a killed job loses none.
 
     Args:
         path: File or pattern (see `log_path`); None keeps nothing but the counts.
@@ -64,6 +64,7 @@ class DecisionLog:
         job: Job name, None if unknown.
         clock: Wall-clock time in ns.
         size_cap_bytes: The file never grows past it; what was there before counts.
+        shadow: Decisions are made and not acted upon; each line says so.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class DecisionLog:
         *,
         job: str | None = None,
         size_cap_bytes: int = SIZE_CAP_BYTES,
+        shadow: bool = False,
     ) -> None:
         self.rank = rank
         self.job = job
+        self.shadow = shadow
         self.path: Path | None = None
         self.written = 0
         self.dropped = 0
@@ -137,7 +140,7 @@ class DecisionLog:
     def _line(
         self, step: int | None, kind: str, before: object, after: object, reason: str
     ) -> bytes:
-        record = {
+        record: dict[str, object] = {
             "xtune_decision": FORMAT_VERSION,
             "ts_ns": self._clock(),
             "job": self.job,
@@ -148,6 +151,8 @@ class DecisionLog:
             "after": _text(after),
             "reason": reason,
         }
+        if self.shadow:
+            record["shadow"] = True
         return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
 
     def _fail(self, error: Exception) -> None:

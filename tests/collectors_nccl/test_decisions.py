@@ -32,6 +32,17 @@ def test_what_the_engine_writes_comes_back(tmp_path: Path) -> None:
     assert some(second, "before", "after") == ("(16, 4)", "(8, 4)")
 
 
+def test_what_was_not_acted_upon_says_so(tmp_path: Path) -> None:
+    for name, shadow in (("on", False), ("shadow", True)):
+        log = DecisionLog(tmp_path / name, shadow=shadow)
+        log.change(200, "level", 0, 2)
+        log.close()
+    [acted] = read_path(COLLECTOR, tmp_path / "on").rows
+    [shadowed] = read_path(COLLECTOR, tmp_path / "shadow").rows
+    assert "shadow" not in dict(acted["extra"] or {})
+    assert dict(shadowed["extra"])["shadow"] == "true"
+
+
 def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     good = b'{"xtune_decision":1,"ts_ns":5,"kind":"level","before":0,"after":1}\n'
     later = b'{"xtune_decision":2,"ts_ns":6,"kind":"level","after":[1],"why":{"a":1}}\n'
