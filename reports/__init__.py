@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune.errors import InputError, UsageError
+from xtune.files import write_atomically
 from xtune.reports._base import Card, Plot, Section, safe_card
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def build_report(
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
-            _replace(path, text)
+            write_atomically(path, text.encode())
     except OSError as error:
         message = f"{out}: {error.strerror}"
         raise InputError(message, "--out names the HTML file") from error
@@ -110,12 +110,3 @@ def _plain(card: Card) -> dict[str, Any]:
         if isinstance(b, Plot)
     ]
     return {"name": card.name, "title": card.title, "blocks": blocks + plots}
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

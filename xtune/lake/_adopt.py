@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xtune.errors import LakeError
-from xtune.lake import _disk
+from xtune.files import fsync
 from xtune.lake._parquet import conform, file_metadata
 from xtune.lake._part import Part
 from xtune.lake._records import DataFile
@@ -42,7 +42,7 @@ def adopt_file(table: Table, path: Path, temporary: Callable[[], Path]) -> DataF
                 part.add(conform(table, batch))
             part.close()
             path.unlink()
-    _disk.fsync(part.temporary)
+    fsync(part.temporary)
     return part.data_file(part.temporary)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import xtune
 from xtune.errors import LakeError
+from xtune.files import write_atomically
 from xtune.lake import _disk
 from xtune.lake._inputs import Inputs
 from xtune.lake._records import DataFile, InputRecord
@@ -210,7 +211,7 @@ class Ledger:
             "inputs": [record.to_json() for record in inputs],
             "forgets": sorted(forgets),
         }
-        _disk.write_atomically(self.folder / f"{stem}.json", _dump(entry))
+        write_atomically(self.folder / f"{stem}.json", _dump(entry))
         state = self.load()
         if state.tail > max(MIN_TAIL, len(state.files) // TAIL_SHARE):
             self.checkpoint()
@@ -232,7 +233,7 @@ class Ledger:
             "removed": removed,
         }
         name = f"{CHECKPOINT}{state.last}.json"
-        _disk.write_atomically(self.folder / name, _dump(content))
+        write_atomically(self.folder / name, _dump(content))
         self._state = replace(state, removed=removed, tail=0)
         for path in sorted(self.folder.glob("*.json")):
             if path.name != name and path.stem.removeprefix(CHECKPOINT) <= state.last:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xtune.lake import _disk
+from xtune.files import fsync
 from xtune.lake._parquet import COMPRESSION, file_schema
 from xtune.lake._records import DataFile
 from xtune.tables import Table
@@ -78,7 +78,7 @@ class Part:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            _disk.fsync(self.temporary)
+            fsync(self.temporary)
 
     def discard(self) -> None:
         """Give the file up."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from xtune.errors import LakeError
+from xtune.files import fsync
 from xtune.lake import _disk
 from xtune.lake._adopt import adopt_file
 from xtune.lake._conflict import ConflictError
@@ -197,7 +198,7 @@ class Transaction:
             folders.add(target.parent)
             adds.append(replace(file, path=target))
         for folder in sorted(folders):
-            _disk.fsync(folder)
+            fsync(folder)
         self._lake.ledger.append(
             time_ns=self._lake.clock(),
             adds=adds,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from xtune.errors import CalibrationError
+from xtune.files import write_atomically
 
 SCHEMA_VERSION = 1
 
@@ -186,13 +186,8 @@ class Calibration:
         """Write ``<folder>/<fingerprint>.json`` atomically and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{self.fingerprint}.json"
-        temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(self.to_json(), file, indent=1, sort_keys=True, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False)
+        write_atomically(target, (text + "\n").encode())
         return target
 
     @classmethod

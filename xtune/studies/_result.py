@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xtune import __version__
 from xtune.console import rfc3339
 from xtune.errors import StudyError
+from xtune.files import write_atomically
 from xtune.studies._trials import OBJECTIVE, Outcome
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def with_provenance(policy: Policy, document: Mapping[str, Any]) -> Policy:
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write ``result.json`` and ``trials.parquet`` by rename."""
+    """Write ``trials.parquet``, then ``result.json``, each whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -204,16 +204,11 @@ def write(folder: Path, document: Mapping[str, Any]) -> None:
         ],
         metadata={"xtune.schema": "1", "xtune.version": __version__},
     )
-    temporary = folder / f".{TRIALS}.{os.getpid()}.tmp"
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
-    os.replace(temporary, folder / TRIALS)
-    temporary = folder / f".{RESULT}.{os.getpid()}.tmp"
+    parquet = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), parquet, compression="zstd")
+    write_atomically(folder / TRIALS, parquet.getvalue().to_pybytes())
     text = json.dumps(document, indent=1, allow_nan=False)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / RESULT)
+    write_atomically(folder / RESULT, (text + "\n").encode())
 
 
 def load_result(lake_root: Path, name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune.errors import NoDataError, UsageError
+from xtune.files import write_atomically
 from xtune.studies._base import BASELINES, Study, point_key
 from xtune.studies._result import build, summary, write
 from xtune.studies._storage import open_storage, repair_journal
@@ -120,9 +121,8 @@ def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | N
                 os.replace(back, folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not mark.is_file():
-        temporary = folder / f".{MARK}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps({"schema": 1, "fingerprint": fingerprint}) + "\n")
-        os.replace(temporary, mark)
+        text = json.dumps({"schema": 1, "fingerprint": fingerprint}) + "\n"
+        write_atomically(mark, text.encode())
     return folder, moved
 
 
