@@ -121,7 +121,19 @@ class Note:
     count: int = 1
 
 
-Item = Rows | Reject | Note
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A name in the input that the collector does not know: a metric, a counter, a key, an op.
+
+    Its value is in ``extra`` where the table has room for it, else left out; the summary lists
+    the names, so that nobody mistakes silence for absence.
+    """
+
+    name: str
+    count: int = 1
+
+
+Item = Rows | Reject | Note | Unknown
 
 
 class Collector(ABC):
@@ -131,6 +143,11 @@ class Collector(ABC):
     name: ClassVar[str]
     #: One line for ``xtune collect --list``.
     title: ClassVar[str]
+    #: How to produce it on a cluster: the exact command, environment variable or endpoint.
+    produce: ClassVar[str] = ""
+    #: What it gives, and what it cannot.
+    gives: ClassVar[str] = ""
+    lacks: ClassVar[str] = ""
     #: Rises when the rows made from the same bytes change.
     version: ClassVar[int] = 1
     #: The rows depend on the file's name too (a rank in it): equal files of two names are two.
@@ -151,6 +168,35 @@ class Collector(ABC):
         Raises nothing for bad content: a bad piece is a :class:`Reject`, and what is good beside
         it is kept.
         """
+
+
+def rows_of(table: str, context: Context, columns: Mapping[str, Any], count: int) -> Rows:
+    """Rows from whole columns, for collectors that parse many records at once.
+
+    Args:
+        table: The table.
+        context: Its labels go into each row.
+        columns: Column -> Arrow array or sequence of ``count`` values; absent ones are null.
+        count: Number of rows.
+
+    Raises:
+        KeyError: A column that the table does not have (a bug of the collector).
+    """
+    fields = [f for f in TABLES[table].schema if f.name != "source"]
+    if unknown := columns.keys() - {f.name for f in fields}:
+        raise KeyError(f"{table} has no column {sorted(unknown)}")
+    given: dict[str, Any] = dict(columns)
+    if context.labels and "labels" not in given:
+        given["labels"] = [list(context.labels.items())] * count
+    arrays = []
+    for field_ in fields:
+        values = given.get(field_.name)
+        if values is None:
+            values = pa.nulls(count, field_.type)
+        elif not isinstance(values, pa.Array):
+            values = pa.array(values, field_.type)
+        arrays.append(values.cast(field_.type))
+    return Rows(table, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
 
 
 class RowBuffer:

@@ -89,7 +89,7 @@ def sample_host(
                 "samples": tick - missed,
                 "missed": missed,
                 "rows": rows,
-                "rejects": len(rejected),
+                "rejected": len(rejected),
             }
         )
         return

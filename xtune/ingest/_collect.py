@@ -318,4 +318,7 @@ def _result(
         rejects=reading.rejects,
         reasons=reading.reasons,
         notes=dict(reading.notes),
+        unknown=dict(reading.unknown),
+        first_ns=reading.first_ns,
+        last_ns=reading.last_ns,
     )

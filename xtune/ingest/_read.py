@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, Rows, Source
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, Rows, Source, Unknown
 from xtune.errors import LakeError
 from xtune.ingest.host_map import HostMap
 from xtune.ingest.summary import FileResult
 from xtune.lake import REJECTED, Transaction
+from xtune.tables import TABLES
 
 # A binary file forced through a text collector would reject each line: these are stored, the rest
 # is counted.
 STORED_REJECTS = 1000
 SHOWN_REJECTS = 5
 SHOWN_HOSTS = 20
+LISTED_UNKNOWN = 200
 
 
 def utf8(text: str) -> str:
@@ -36,6 +39,9 @@ class Reading:
     notes: Counter[str] = field(default_factory=Counter)
     rejects: int = 0
     stored: list[Reject] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
+    first_ns: int | None = None
+    last_ns: int | None = None
 
     @classmethod
     def of(cls, reject: Reject) -> Reading:
@@ -48,6 +54,23 @@ class Reading:
     def reasons(self) -> tuple[Reject, ...]:
         """The first rejects."""
         return tuple(self.stored[:SHOWN_REJECTS])
+
+    def rows_read(self, table: str, batch: pa.RecordBatch) -> None:
+        """Count rows, and widen the span of time that they cover."""
+        self.rows[table] += batch.num_rows
+        times = batch.column(TABLES[table].time).cast(pa.int64())
+        span = pc.min_max(times).as_py()
+        if span["min"] is not None:
+            known = [ns for ns in (self.first_ns, self.last_ns) if ns is not None]
+            self.first_ns = min(span["min"], *known)
+            self.last_ns = max(span["max"], *known)
+
+    def unknown_name(self, name: str, count: int) -> None:
+        """Count a name that the collector does not know; later ones beyond many as one."""
+        name = utf8(name)
+        if name not in self.unknown and len(self.unknown) >= LISTED_UNKNOWN:
+            name = "(others)"
+        self.unknown[name] += count
 
     def reject(self, reject: Reject) -> None:
         """Count a reject, and keep it if there is room."""
@@ -87,7 +110,7 @@ def read_input(
                     mapped = hosts.apply(batch)
                     if transaction is not None:
                         transaction.write(table, mapped, source=source_id)
-                    reading.rows[table] += batch.num_rows
+                    reading.rows_read(table, batch)
                     unmatched |= hosts.unmatched(mapped)
                 except (LakeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                     if debug:
@@ -97,6 +120,8 @@ def read_input(
                 reading.reject(item)
             case Note(text=text, count=count):
                 reading.notes[text] += count
+            case Unknown(name=name, count=count):
+                reading.unknown_name(name, count)
     for host in sorted(unmatched)[:SHOWN_HOSTS]:
         reading.notes[f"host {host} is not in the host map: kept as read"] += 1
     if len(unmatched) > SHOWN_HOSTS:

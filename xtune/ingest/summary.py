@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from xtune.collectors._base import Reject
+from xtune.console import rfc3339
 
 FileState = Literal["read", "unchanged", "replaced", "rejected", "unknown"]
 STATES: tuple[FileState, ...] = ("read", "replaced", "unchanged", "rejected", "unknown")
@@ -28,6 +29,8 @@ class FileResult:
         rejects: Rejected pieces, those of an earlier reading included where unchanged.
         reasons: The first few of them.
         notes: What loses no data but should be known: text -> count.
+        unknown: Names in the input (metrics, counters, keys) that the collector does not know.
+        first_ns: Earliest and ``last_ns`` latest time of its new rows; None where none has one.
     """
 
     path: str
@@ -38,21 +41,31 @@ class FileResult:
     rejects: int = 0
     reasons: tuple[Reject, ...] = ()
     notes: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    first_ns: int | None = None
+    last_ns: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON object."""
         return {
             "path": self.path,
-            "collector": self.collector,
+            "kind": self.collector,
             "source": self.source,
             "state": self.state,
             "rows": dict(self.rows),
-            "rejects": self.rejects,
+            "rejected": self.rejects,
+            "first_ts": _time(self.first_ns),
+            "last_ts": _time(self.last_ns),
+            "unknown": dict(self.unknown),
             "reasons": [
                 {"offset": r.offset, "reason": r.reason, "hint": r.hint} for r in self.reasons
             ],
             "notes": [{"text": text, "count": count} for text, count in self.notes.items()],
         }
+
+
+def _time(ns: int | None) -> str | None:
+    return None if ns is None else rfc3339(ns)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,7 +121,7 @@ class IngestSummary:
                 "files": len(self.files),
                 "states": self.states,
                 "rows": self.rows,
-                "rejects": self.rejects,
+                "rejected": self.rejects,
                 "notes": [{"text": text, "count": count} for text, count in notes.items()],
             },
         }
