@@ -62,8 +62,8 @@ class Reading:
         span = pc.min_max(times).as_py()
         if span["min"] is not None:
             known = [ns for ns in (self.first_ns, self.last_ns) if ns is not None]
-            self.first_ns = min(span["min"], *known)
-            self.last_ns = max(span["max"], *known)
+            self.first_ns = min([span["min"], *known])
+            self.last_ns = max([span["max"], *known])
 
     def unknown_name(self, name: str, count: int) -> None:
         """Count a name that the collector does not know; later ones beyond many as one."""
