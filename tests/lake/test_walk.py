@@ -102,11 +102,6 @@ def test_what_was_unreadable_is_read_when_it_can_be(lake: Lake, folder: Path) ->
     assert lake.read("rejected").num_rows == 0
 
 
-def test_archives_are_named(lake: Lake, folder: Path) -> None:
-    subprocess.run(["tar", "-czf", folder / "a.tgz", "good.txt"], cwd=folder, check=True)
-    assert outcome(run(lake, folder))["a.tgz"] == ("unknown", "is a tar archive")
-
-
 def test_a_cut_gzip_keeps_what_came_before(lake: Lake, folder: Path) -> None:
     noise = random.Random(0)
     content = HEAD + b"".join(b"%d 1 0.5\n" % noise.getrandbits(40) for _ in range(5000))

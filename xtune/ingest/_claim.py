@@ -14,10 +14,10 @@ from xtune.errors import UsageError
 # be rather sure.
 FOLDER_CONFIDENCE = 0.5
 
-# First bytes -> what it is and what to do. A tar says so at byte 257 (POSIX ustar).
+# First bytes -> what it is and what to do. Tar archives that are files are unpacked before.
 _ARCHIVES = (
     (0, b"PK\x03\x04", "a zip archive", "unzip it first"),
-    (257, b"ustar", "a tar archive", "unpack it first: tar -xf"),
+    (257, b"ustar", "a tar archive within a pipe", "name the file instead"),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first: zstd -d"),
     (0, b"\xfd7zXZ\x00", "compressed with xz", "decompress it first: xz -d"),
     (0, b"BZh", "compressed with bzip2", "decompress it first: bzip2 -d"),

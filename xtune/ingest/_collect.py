@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 from zoneinfo import ZoneInfo
@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from xtune.collectors import _registry
 from xtune.collectors._base import Collector, Context, Reject, Source
 from xtune.errors import LakeError, UsageError
-from xtune.ingest import _content, _identity
+from xtune.ingest import _archive, _content, _identity
 from xtune.ingest._claim import Claims
 from xtune.ingest._content import Content
 from xtune.ingest._identity import Identity
@@ -26,6 +26,7 @@ from xtune.ingest.host_map import HostMap
 from xtune.ingest.summary import FileResult, FileState, IngestSummary
 from xtune.lake import ConflictError, InputRecord, Inputs, InputState, Lake, Transaction
 
+ARCHIVES_DEEP = 3  # archives within archives
 TIMES_FROM = ("mtime", "name", "now")
 
 
@@ -83,10 +84,10 @@ def collect(
         lake.sweep()  # also where all inputs are known and nothing is written
     for path in expanded:
         for found in walk.find(path):
-            result = run.one(found)
-            summary.files.append(result)
-            if on_file is not None:
-                on_file(result)
+            for result in run.each(found):
+                summary.files.append(result)
+                if on_file is not None:
+                    on_file(result)
     return summary
 
 
@@ -124,9 +125,26 @@ class _Run:
         self.debug = debug
         self.stdin = stdin
 
+    def each(self, found: Found, depth: int = 0) -> Iterator[FileResult]:
+        """Read one input, or the members of one archive as if it were a folder."""
+        if depth == ARCHIVES_DEEP or not _is_archive(found):
+            yield self.one(found)
+            return
+        with tempfile.TemporaryDirectory(prefix="xtune-") as made:
+            folder = Path(made)
+            for problem in _archive.unpack(found.path, folder):
+                named = f"{found.name}, {problem.offset}"
+                yield self._unreadable(utf8(named), utf8(str(found.path.absolute())), problem)
+            for member in Walk(self.lake.root, self.claims.folder).find(str(folder)):
+                below = member.path.relative_to(folder)
+                place = (found.place or found.path.absolute()) / below
+                yield from self.each(
+                    replace(member, name=str(Path(found.name, below)), place=place), depth + 1
+                )
+
     def one(self, found: Found) -> FileResult:
         """Read one input."""
-        name, place = utf8(found.name), utf8(str(found.path.absolute()))
+        name, place = utf8(found.name), utf8(str(found.place or found.path.absolute()))
         if found.problem is not None:
             return self._unreadable(name, place, found.problem)
         if found.name == STDIN or found.path.is_fifo():
@@ -287,6 +305,15 @@ class _Run:
             rejects=record.rejects,
             reasons=(Reject(**record.first_reject),) if record.first_reject else (),
         )
+
+
+def _is_archive(found: Found) -> bool:
+    if found.problem is not None or not found.path.is_file():
+        return False
+    try:
+        return _archive.is_tar(found.path, _content.read_head(found.path))
+    except OSError:
+        return False
 
 
 def _nothing(path: Path) -> Reject:

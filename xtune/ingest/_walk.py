@@ -23,11 +23,13 @@ class Found:
         path: Where it is; ``-`` for standard input.
         name: As the user typed it, or the path below that.
         problem: Why it cannot be read.
+        place: Where it stands for the user, where ``path`` is a copy (a member of an archive).
     """
 
     path: Path
     name: str
     problem: Reject | None = None
+    place: Path | None = None
 
 
 def expand(paths: Sequence[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What each public sample file holds, one module a folder of samples."""

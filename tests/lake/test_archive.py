@@ -1,0 +1,129 @@
+"""Archives of telemetry: each member is an input, and nothing lands outside."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.collectors_ib.helpers import port_tree
+from xtune.collectors import Context
+from xtune.ingest import IngestSummary, _archive, collect
+from xtune.lake import Lake
+
+LOSS = b"step,loss\n" + b"".join(b"%d,%.2f\n" % (n, 9 - n / 10) for n in range(5))
+
+
+def run(lake: Path, path: Path) -> IngestSummary:
+    context = Context(now_ns=time.time_ns)
+    return collect(Lake.open(lake, create=True), [str(path)], context=context)
+
+
+def write(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo, mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                archive.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                archive.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return info
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_each_member_is_an_input(tmp_path: Path, mode: str) -> None:
+    inner = write(tmp_path / "inner.tar", ("deep/c.txt", LOSS.replace(b"9.00", b"9.01")))
+    path = write(
+        tmp_path / "logs.tar",
+        ("a/one.txt", LOSS),
+        ("a/two.bin", b"\0nothing"),
+        ("inner.tar", inner.read_bytes()),
+        mode=mode,
+    )
+    summary = run(tmp_path / "lake", path)
+    states = {result.path.removeprefix(f"{path}/"): result.state for result in summary.files}
+    assert states == {"a/one.txt": "read", "a/two.bin": "unknown", "inner.tar/deep/c.txt": "read"}
+    assert summary.rows == {"steps": 10}
+    again = run(tmp_path / "lake", path)
+    assert {result.state for result in again.files} == {"unchanged", "unknown"}
+
+
+def test_a_member_is_the_file_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "logs.tgz", ("one.txt", LOSS), mode="w:gz")
+    (tmp_path / "one.txt").write_bytes(LOSS)
+    run(tmp_path / "lake", tmp_path / "logs.tgz")
+    (result,) = run(tmp_path / "lake", tmp_path / "one.txt").files
+    assert result.state == "unchanged"
+
+
+def test_nothing_lands_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_bytes(LOSS)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    fifo = tarfile.TarInfo("pipe")
+    fifo.type = tarfile.FIFOTYPE
+    path = write(
+        tmp_path / "evil.tar",
+        ("../up.txt", LOSS),
+        (f"{outside}/absolute.txt", LOSS),
+        link("way", str(outside)),
+        ("way/through.txt", LOSS),
+        link("way/link", "/etc/passwd"),
+        link("step", "way/../.."),
+        link("loop", "loop"),
+        fifo,
+        ("good.txt", LOSS),
+    )
+    summary = run(tmp_path / "lake", path)
+    assert [p.name for p in outside.iterdir()] == ["secret.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["evil.tar", "lake", "outside", "scratch"]
+    read = {result.path.removeprefix(f"{path}/") for result in summary.files if result.rows}
+    assert read == {"good.txt"} or read == {"good.txt", "way/through.txt"}
+    refused = " ".join(result.path for result in summary.files if result.state == "rejected")
+    for name in ("../up.txt", "absolute.txt", "pipe"):
+        assert name in refused
+    assert not any(scratch.iterdir())
+
+
+def test_a_cut_archive_keeps_the_members_before(tmp_path: Path) -> None:
+    noise = os.urandom(200_000)
+    path = write(tmp_path / "logs.tgz", ("a.txt", LOSS), ("b.bin", noise), mode="w:gz")
+    path.write_bytes(path.read_bytes()[:100_000])
+    summary = run(tmp_path / "lake", path)
+    assert summary.rows == {"steps": 5}
+    assert any("damaged archive" in result.reasons[0].reason for result in summary.files[:1])
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_archive, "FREE_BYTES", 1000)
+    monkeypatch.setattr(_archive, "RATIO", 10)
+    path = write(tmp_path / "b.tgz", ("a.txt", LOSS), ("z.bin", bytes(10**6)), mode="w:gz")
+    summary = run(tmp_path / "lake", path)
+    assert summary.rows == {"steps": 5}
+    assert "unpacks to more than" in summary.files[0].reasons[0].reason
+
+
+def test_a_sysfs_tree_in_an_archive(tmp_path: Path) -> None:
+    """``tar -cz /sys/class/infiniband``: one input, as the folder is."""
+    tree = tmp_path / "tree"
+    port_tree(tree / "class" / "infiniband", counters={"port_xmit_data": 2**40, "symbol_error": 0})
+    subprocess.run(["tar", "-czf", tmp_path / "sys.tgz", "-C", tree, "."], check=True)
+    plain = run(tmp_path / "plain", tree)
+    packed = run(tmp_path / "packed", tmp_path / "sys.tgz")
+    assert packed.rows == plain.rows
+    assert packed.rows["link_counters"] == 1
