@@ -41,6 +41,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "roce_adp_retrans": ("events", "adaptive retransmissions"),
     "roce_slow_restart": ("events", "slow restarts"),
     "out_of_buffer": ("packets", "no receive buffer was posted"),
+    "rx_discards_phy": ("packets", "packets dropped on receive, no room at the port"),
     "rx_pause_duration": ("microseconds", "the network paused this port"),
     "tx_pause_duration": ("microseconds", "this port paused the network"),
 }

@@ -1,0 +1,192 @@
+"""Names and meaning of ``ethtool -S`` counters, driver by driver.
+
+Sources: Linux ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst`` and
+``statistics.rst``, the string tables of the drivers (mlx4, mlxsw, bnxt, bnx2x, ice, i40e, ena), and
+``do_gnicstats`` of ethtool itself.
+
+What it assumes: counters of the port itself (``_phy``, ``port.``, ``.nic``) hold RoCE traffic, the
+netdev's own (``rx_bytes``) do not where the driver has both; pause durations are microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xtune.collectors._ib import U64_MAX
+
+_DIGITS = re.compile(r"\d{1,20}", re.ASCII)
+
+#: Ways to know a column, the port's own first: each a set of counters that are added up.
+_VPORT = ("unicast", "multicast", "broadcast", "rdma_unicast", "rdma_multicast")
+_CASTS = ("unicast", "multicast", "broadcast")
+
+
+def _both(xmit: str, rcv: str, ways: Iterable[tuple[str, ...]]) -> dict[str, list[list[str]]]:
+    """Ways for a sent and a received column from names with ``{t}`` for their direction."""
+    listed = list(ways)
+    sent = [[name.format(t="tx", T="Transmitted", u="transmitted") for name in w] for w in listed]
+    got = [[name.format(t="rx", T="Received", u="received") for name in w] for w in listed]
+    return {xmit: sent, rcv: got}
+
+
+_WAYS: dict[str, list[list[str]]] = {
+    **_both(
+        "port_xmit_data",
+        "port_rcv_data",
+        [
+            ("{t}_bytes_phy",),
+            tuple(f"{{t}}_vport_{cast}_bytes" for cast in _VPORT),
+            ("port.{t}_bytes",),
+            ("{t}_bytes.nic",),
+            ("a_octets_{u}_ok",),
+            ("eth-mac-Octets{T}OK",),
+            ("{t}_bytes",),
+        ],
+    ),
+    **_both(
+        "port_xmit_packets",
+        "port_rcv_packets",
+        [
+            ("{t}_packets_phy",),
+            tuple(f"{{t}}_vport_{cast}_packets" for cast in _VPORT),
+            tuple(f"port.{{t}}_{cast}" for cast in _CASTS),
+            tuple(f"{{t}}_{cast}.nic" for cast in _CASTS),
+            ("a_frames_{u}_ok",),
+            ("eth-mac-Frames{T}OK",),
+            ("{t}_total_frames",),
+            ("{t}_good_frames",),
+            ("{t}_ucast_packets", "{t}_mcast_packets", "{t}_bcast_packets"),
+            ("{t}_packets",),
+        ],
+    ),
+    "port_xmit_discards": [["tx_discards_phy"], ["tx_total_discard_pkts"], ["tx_dropped"]],
+    "rx_discards_phy": [
+        ["rx_discards_phy"],
+        ["port.rx_dropped"],
+        ["rx_dropped.nic"],
+        ["rx_total_discard_pkts"],
+        ["rx_discards"],
+    ],
+    "port_rcv_errors": [
+        ["rx_crc_errors_phy"],
+        ["port.rx_crc_errors"],
+        ["rx_crc_errors.nic"],
+        ["a_frame_check_sequence_errors"],
+        ["eth-mac-FrameCheckSequenceErrors"],
+        ["rx_fcs_err_frames"],
+        ["rx_crc_errors"],
+    ],
+    "symbol_error": [
+        ["rx_pcs_symbol_err_phy"],
+        ["a_symbol_error_during_carrier"],
+        ["eth-phy-SymbolErrorDuringCarrier"],
+    ],
+    "link_downed": [["link_down_events_phy"]],
+    "out_of_buffer": [["rx_out_of_buffer"]],
+}
+#: ENA has no counter of the port at all, only its queues.
+_QUEUES = {
+    "port_xmit_data": re.compile(r"queue_\d+_tx_bytes"),
+    "port_rcv_data": re.compile(r"queue_\d+_rx_bytes"),
+    "port_xmit_packets": re.compile(r"queue_\d+_tx_cnt"),
+    "port_rcv_packets": re.compile(r"queue_\d+_rx_cnt"),
+}
+#: Per priority where PFC is on: mlx5, then mlx4 and mlxsw, then bnxt.
+_PFC = re.compile(
+    r"([rt]x)_prio\d_pause_duration|([rt]x)_pause_duration_prio_\d|pfc_pri\d_([rt]x)_duration_us"
+)
+_GLOBAL_PAUSE = ("{t}_global_pause_duration", "{t}_pause_duration")
+
+
+def number(text: str) -> int | None:
+    """A counter's value: decimal digits within 64 bits, else ``None``."""
+    if not _DIGITS.fullmatch(text):
+        return None
+    value = int(text)
+    return value if value <= U64_MAX else None
+
+
+def split(line: str) -> tuple[str, str] | None:
+    """Name and value of a line; the name keeps its prefix: ``[0]: rx_bytes``, ``rxq0: drops``."""
+    name, _, value = line.rpartition(":")
+    name, value = name.strip(), value.strip()
+    return (name, value) if name and value else None
+
+
+def statistics(text: str) -> dict[str, int]:
+    """Counters by name of one device's ``ethtool -S`` output.
+
+    A name that stands twice with different values is left out: ethtool cuts names at 32
+    characters, so two counters may share one and neither is known. So is what is no number
+    within 64 bits.
+    """
+    found: dict[str, int] = {}
+    twice: set[str] = set()
+    for line in text.splitlines():
+        pair = split(line)
+        value = number(pair[1]) if pair else None
+        if pair is None or value is None:
+            continue
+        if found.setdefault(pair[0], value) != value:
+            twice.add(pair[0])
+    return {name: value for name, value in found.items() if name not in twice}
+
+
+def _sum(values: Iterable[int]) -> int | None:
+    """Sum of counters, unknown where one sits at its maximum or the sum leaves 64 bits."""
+    total = 0
+    for value in values:
+        if value == U64_MAX:
+            return None
+        total += value
+    return total if total < U64_MAX else None
+
+
+def _columns(found: Mapping[str, int]) -> dict[str, int | None]:
+    columns: dict[str, int | None] = {}
+    for column, ways in _WAYS.items():
+        for way in ways:
+            present = [found[name] for name in way if name in found]
+            # Of sums the first is always there: without it these are other counters.
+            if present and way[0] in found:
+                columns[column] = _sum(present)
+                break
+    for column, pattern in _QUEUES.items():
+        if column not in columns:
+            queues = [value for name, value in found.items() if pattern.fullmatch(name)]
+            if queues:
+                columns[column] = _sum(queues)
+    pfc: dict[str, list[int]] = {}
+    for name, value in found.items():
+        match = _PFC.fullmatch(name)
+        if match:
+            pfc.setdefault(match[1] or match[2] or match[3], []).append(value)
+    for side in ("rx", "tx"):
+        paused = [found[n] for g in _GLOBAL_PAUSE if (n := g.format(t=side)) in found][:1]
+        if side in pfc or paused:
+            columns[f"{side}_pause_duration"] = _sum(pfc.get(side) or paused)
+    return columns
+
+
+def counters(found: Mapping[str, int]) -> dict[str, Any]:
+    """The counter part of a ``link_counters`` row.
+
+    Every counter stands in ``extra`` under the driver's own name, also those that have a column:
+    which of a driver's byte counters a column came from can be seen there. Data is in bytes;
+    pause is the sum over the priorities where PFC is on, else that of global pause. Gauges such
+    as ``outbound_pci_stalled_rd`` (percent of the last second) are in ``extra`` alone.
+
+    Args:
+        found: As :func:`statistics` gives it.
+    """
+    columns = _columns(found)
+    stuck = [name for name, value in found.items() if value == U64_MAX]
+    stuck += [name for name, value in columns.items() if value is None and name not in stuck]
+    return {
+        **{name: value for name, value in columns.items() if value is not None},
+        "saturated": stuck or None,
+        "extra": {name: value for name, value in found.items() if value != U64_MAX} or None,
+        "data_unit_bytes": 1,
+    }
