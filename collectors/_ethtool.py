@@ -1,8 +1,8 @@
 """Names and meaning of ``ethtool -S`` counters, driver by driver.
 
 Sources: Linux ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst`` and
-``statistics.rst``, the string tables of the drivers (mlx4, mlxsw, bnxt, bnx2x, ice, i40e, ena), and
-``do_gnicstats`` of ethtool itself.
+``statistics.rst``, the string tables of the drivers (mlx4, mlxsw, bnxt, bnx2x, ice, i40e, ena),
+and ``do_gnicstats`` of ethtool itself.
 
 What it assumes: counters of the port itself (``_phy``, ``port.``, ``.nic``) hold RoCE traffic, the
 netdev's own (``rx_bytes``) do not where the driver has both; pause durations are microseconds.
