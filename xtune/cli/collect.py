@@ -141,11 +141,14 @@ def _context(
 def _list(json: bool) -> None:
     from xtune.collectors import all_collectors
 
-    rows = [(c.name, c.title) for c in all_collectors().values()]
+    columns = ("format", "what it reads", "how to produce it", "gives", "cannot give")
+    rows = [(name, c.title, c.produce, c.gives, c.lacks) for name, c in all_collectors().items()]
     if json:
-        emit_json({"schema": 1, "formats": [{"name": n, "title": t} for n, t in rows]})
+        keys = ("name", "title", "produce", "gives", "lacks")
+        formats = [dict(zip(keys, row, strict=True)) for row in rows]
+        emit_json({"schema": 1, "formats": formats})
         return
-    table("", ("format", "what it reads"), rows)
+    table("", columns, rows)
 
 
 def _show(summary: IngestSummary) -> None:
