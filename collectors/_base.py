@@ -199,6 +199,15 @@ def rows_of(table: str, context: Context, columns: Mapping[str, Any], count: int
     return Rows(table, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
 
 
+def _utf8(value: Any) -> Any:
+    """Text in a cell as UTF-8 can hold it; anything else as it is."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, list | tuple):
+        return [tuple(map(_utf8, v)) if isinstance(v, tuple) else _utf8(v) for v in value]
+    return value
+
+
 class RowBuffer:
     """Collects rows of one table as columns and hands out batches of the table's schema."""
 
@@ -236,6 +245,10 @@ class RowBuffer:
     def flush(self) -> Iterator[Rows]:
         """Yield what is held as one batch, if anything, and start anew."""
         if self._rows:
-            batch = pa.RecordBatch.from_pylist(self._rows, schema=self._schema)
+            try:
+                batch = pa.RecordBatch.from_pylist(self._rows, schema=self._schema)
+            except UnicodeEncodeError:  # JSON may escape half a pair, a file's name be any bytes
+                rows = [{key: _utf8(value) for key, value in row.items()} for row in self._rows]
+                batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
             self._rows = []
             yield Rows(self.table, batch)

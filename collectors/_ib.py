@@ -16,6 +16,8 @@ from xtune.tables import COUNTERS
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
+#: What ibdiagnet and firmware put where there is no value.
+NO_VALUE = 2**64 - 2
 WORD_BYTES = 4
 
 DATA = ("port_xmit_data", "port_rcv_data")
@@ -254,6 +256,8 @@ def settle(
     saturated: list[str] = []
     extra: dict[str, int] = {}
     for name, value in values.items():
+        if value == NO_VALUE:
+            continue
         if value == tops.get(name, U64_MAX):
             saturated.append(name)
         elif name in COUNTERS:

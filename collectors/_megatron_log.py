@@ -9,7 +9,7 @@ from typing import Any
 
 from xtune.collectors._base import Context, Item, Reject, RowBuffer
 from xtune.collectors._stamps import StampReader
-from xtune.collectors._steps import Attempts
+from xtune.collectors._steps import Attempts, lasting
 from xtune.collectors._textlines import Line
 from xtune.collectors._values import as_extra, natural, real
 
@@ -133,7 +133,7 @@ class MegatronLog:
             "grad_norm": values.get("gradnorm"),
             "learning_rate": values.get("learningrate"),
             "tokens": per_step,
-            "step_time_s": ms / 1000 if ms is not None else s,
+            "step_time_s": lasting(ms / 1000 if ms is not None else s),
             "skipped": natural(values.get("numberofskippediterations")),
             "extra": as_extra(
                 {

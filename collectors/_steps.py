@@ -6,6 +6,7 @@ auxiliary loss or a running total of tokens is left for the user to map (``--map
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -157,7 +158,14 @@ def as_column(measure: Measure, value: Any) -> float | int | None:
     if measure.column in {"tokens", "skipped"}:
         return natural(value)
     number = real(value)
+    if measure.column == "step_time_s":
+        number = lasting(number)
     return None if number is None else number * measure.scale
+
+
+def lasting(value: float | None) -> float | None:
+    """``value`` as a length of time: null where it is negative or not finite."""
+    return value if value is not None and 0 <= value < math.inf else None
 
 
 def when(value: Any, stamps: StampReader) -> int | None:
