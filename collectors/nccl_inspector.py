@@ -13,15 +13,27 @@ operation by itself** (``comm->seqNumber[func]`` in NCCL): ``(comm, op, seq)`` i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._base import (
+    Collector,
+    Context,
+    Item,
+    Note,
+    Reject,
+    RowBuffer,
+    Source,
+    Unknown,
+)
 from xtune.collectors._collective import canonical_op, hash_comm, size_from_call
 from xtune.collectors._textlines import Line, Lines
 from xtune.collectors._values import as_extra, natural, real, scaled, small, text
 
+_KEYS = {"header", "metadata", "coll_perf", "p2p_perf"}
+_LISTED = 100
 _MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"inspector_output_format_version"')
 
 
@@ -30,6 +42,12 @@ class NcclInspector(Collector):
 
     name = "nccl_inspector"
     title = "NCCL Inspector JSON lines"
+    produce = (
+        "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1"
+        " NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500000 NCCL_INSPECTOR_DUMP_DIR=DIR"
+    )
+    gives = "operation, size, execution time and bandwidths of each finished collective"
+    lacks = "start times without NCCL_INSPECTOR_DUMP_VERBOSE=1; operations below 8192 bytes"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a JSON line has Inspector's own words."""
@@ -44,6 +62,7 @@ class NcclInspector(Collector):
         header: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         coverage = _Coverage()
+        unknown: Counter[str] = Counter()
         found = False
         for line in lines:
             if not line.data.strip():
@@ -55,6 +74,7 @@ class NcclInspector(Collector):
             # Format 4.2 and 4.3 write the header once, before the operations it is of.
             header = _object(record, "header") or header
             metadata = _object(record, "metadata") or metadata
+            unknown.update(key for key in record.keys() - _KEYS if len(unknown) < _LISTED)
             for kind in ("coll", "p2p"):
                 performance = _object(record, f"{kind}_perf")
                 if performance is None:
@@ -72,6 +92,7 @@ class NcclInspector(Collector):
         yield from rows.flush()
         yield from lines.rejects
         yield from coverage.notes()
+        yield from (Unknown(name, count) for name, count in unknown.items())
         if not found and not lines.rejects:
             yield Note("no operation in this NCCL Inspector file")
 

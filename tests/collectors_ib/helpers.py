@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors import Context, Note, Reject, Rows, Source, all_collectors
+from xtune.collectors import Context, Note, Reject, Rows, Source, Unknown, all_collectors
 from xtune.collectors._base import Item
 from xtune.tables import TABLES
 
@@ -22,6 +22,7 @@ class Result:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     rejects: list[Reject] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         return self.tables.get(table, [])
@@ -55,6 +56,8 @@ def gather(items: Any) -> Result:
         elif isinstance(item, Reject):
             assert item.offset and item.reason
             result.rejects.append(item)
+        elif isinstance(item, Unknown):
+            result.unknown[item.name] += item.count
         else:
             assert isinstance(item, Note)
             result.notes[item.text] += item.count

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from xtune.collectors._base import Collector, Context, Note, Reject, Rows, Source
+from xtune.collectors._base import Collector, Context, Note, Reject, Rows, Source, Unknown
 from xtune.tables import TABLES
 
 
@@ -20,6 +20,7 @@ class Read:
     rows: list[dict[str, Any]]
     rejects: list[Reject]
     notes: list[Note]
+    unknown: dict[str, int] = field(default_factory=dict)
 
     def note(self, words: str) -> Note:
         """The one note that has ``words`` in it."""
@@ -55,6 +56,8 @@ def read_path(collector: Collector, path: Path, ctx: Context | None = None) -> R
             found.rows += as_rows(item.batch)
         elif isinstance(item, Reject):
             found.rejects.append(item)
+        elif isinstance(item, Unknown):
+            found.unknown[item.name] = item.count
         else:
             found.notes.append(item)
     return found

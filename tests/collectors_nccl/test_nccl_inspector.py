@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.samples import samples
+from xtune.collectors import Source, Unknown
 from xtune.collectors.nccl_inspector import COLLECTOR
 from xtune.collectors.nccl_inspector_prom import COLLECTOR as PROM
 
@@ -232,3 +233,10 @@ def test_documented_prometheus_lines() -> None:
     assert [some(r, "op", "duration_ns") for r in read.rows] == [
         ("all_reduce", 9_498_470), ("send", 1_154_870),
     ]  # fmt: skip
+
+
+def test_records_of_another_kind_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "host-pid7.log"
+    path.write_bytes(lines(record(), {"dump_stats": {"dropped": 3}}, {"dump_stats": {}}))
+    items = list(COLLECTOR.read(Source(path, path.name), context()))
+    assert [item for item in items if isinstance(item, Unknown)] == [Unknown("dump_stats", 2)]
