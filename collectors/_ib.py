@@ -258,7 +258,7 @@ def settle(
     for name, value in values.items():
         if value == NO_VALUE:
             continue
-        if value == tops.get(name, U64_MAX):
+        if value in (tops.get(name), U64_MAX):
             saturated.append(name)
         elif name in COUNTERS:
             row[name] = value
