@@ -82,7 +82,7 @@ def _row(body: str, ms: str | None, context: Context) -> dict[str, Any]:
         "job": context.job if job in (None, "", "unknown") else job,
         "host": host.lower() if host else None,
         "rank": context.rank,
-        "comm_size": small(labels.get("nranks")),
+        "comm_size": small(labels.get("nranks")) or None,
         "op": canonical_op(name) or name,
         "algorithm": algorithm or None,
         "protocol": protocol or None,

@@ -28,6 +28,21 @@ _ABOVE_ZERO = frozenset({"comm_size", "interval_s", "rate_gbps", "xmit_wait_tick
 #: What a tool logs as it is, NaN and infinity included.
 _AS_LOGGED = frozenset({"loss", "grad_norm", "learning_rate", "norm"})
 _GUIDS = frozenset({"node_guid", "port_guid", "src_guid", "dst_guid"})
+#: What a value belongs to.
+_KEYS = {
+    "link_counters": ("link", "ts"),
+    "link_signal": ("link", "lane", "ts"),
+    "ports": ("link",),
+    "topology_links": ("src_guid", "src_port"),
+    "steps": ("step", "split"),
+    "decisions": ("ts", "step", "kind"),
+    "layer_gradients": ("step", "layer"),
+    "gpu_samples": ("host", "gpu", "ts"),
+}
+#: Columns that other lines decide: what is cut off may change them.
+_OF_THE_WHOLE = frozenset({"tier", "labels", "extra", "saturated", "interval_s"})
+#: Links of ports without a host hold a hash of the input.
+_HASH = re.compile(r"unknown-[0-9a-f]{12}")
 _SENTINELS = frozenset({2**64 - 1, 2**64 - 2})
 #: The longest text that belongs in one cell.
 _LONGEST = 1 << 16
@@ -46,6 +61,16 @@ class Found:
     rejects: list[Reject] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
+
+    def cells(self) -> set[str]:
+        """Each value with what it is a value of; sets of a cut input and of the whole compare."""
+        return {
+            _HASH.sub("unknown", repr((table, [row[key] for key in keys], name, value)))
+            for table, row in self.rows
+            if (keys := _KEYS.get(table))
+            for name, value in row.items()
+            if value is not None and name not in _OF_THE_WHOLE
+        }
 
     def bag(self, columns: Iterable[str] | None = None) -> Counter[str]:
         """Rows as a multiset, of some columns where given (of the tables that have them)."""

@@ -181,11 +181,29 @@ _EXPOSITION = lines(
     "node_load1 0.5",
 )
 
+_ETHTOOL = lines(
+    "root@h1:~# ethtool -S eth0",
+    "NIC statistics:",
+    "     rx_packets: 12",
+    "     rx_bytes_phy: 1000000",
+    "     tx_bytes_phy: 2000000",
+    "     tx_packets_phy: 3000",
+    "     rx_prio3_pause_duration: 77",
+    "     tx_prio3_pause_duration: 5",
+    "     outbound_pci_stalled_rd: 3",
+    "     rx_discards_phy: 4",
+    "root@h1:~# ethtool -S eth1",
+    "NIC statistics:",
+    "     [0]: rx_packets: 12",
+    "     rx_bytes_phy: 18446744073709551610",
+)
+
 SEEDS = {
     "ib_sysfs": Seed(form="tree", inputs=(_tree(),)),
     "telegraf": Seed(
         form="text", inputs=(_telegraf(),), stands=("ts", "link", "port_xmit_packets")
     ),
+    "ethtool": Seed(form="text", inputs=(_ETHTOOL,)),
     "ibdiagnet": Seed(form="text", inputs=(_ibdiagnet(),)),
     "ibdiagnet_dump": Seed(form="text", inputs=(_LST, _NET_DUMP, _DUMP_EXT)),
     "ibnetdiscover": Seed(
