@@ -1,0 +1,297 @@
+"""The text that nccl-tests and rccl-tests print: header lines, a table, a footer, many in a file.
+
+Lines may have a launcher's prefix (``0: ``, ``[1,0]<stdout>:``) and others' lines between them
+(``set -x``, srun, NCCL's log). What a column means comes from the table's own header; of a table
+whose header is not in the file, from the number of its columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._nccl_tests_row import (
+    Measurement,
+    Test,
+    contradiction,
+    figure,
+    op_name,
+    program_op,
+    row,
+)
+from xtune.collectors._textlines import Line, Lines
+
+TYPES = (
+    "int8|uint8|int32|uint32|int64|uint64|half|float|double|bfloat16|f8e4m3|f8e5m2|fp8_e4m3|"
+    "fp8_e5m2|char|int"
+)
+#: A line of the table, wherever in the line it begins.
+DATA = re.compile(rf"(?:^|[\s:>|])(\d+)\s+(\d+)\s+({TYPES})(?![^\s])")
+#: The header of the table: the first version wrote ``bytes N type op``, and milliseconds.
+HEADER = re.compile(r"#\s+(size\s+count|bytes\s+N)\s+type\b")
+
+_DEVICE = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+"
+)
+_START = re.compile(r"# Collective test starting: (\S+)")
+_OPTIONS = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes\s+\d+\s+maxBytes\s+\d+(.*)")
+_OPTION = re.compile(r"(warmup iters|agg iters|iters|validation|graph): *(-?\d+)")
+_VERSION = re.compile(r"# nccl-tests version (\S+)(?: nccl-headers=\d+)?(?: nccl-library=(\d+))?")
+_LIBRARY = re.compile(r"(RCCL version) *: *(\S+)|NCCL version (\d\S*)")
+_AVERAGE = re.compile(r"# Avg bus bandwidth\s*: *(\S+)")
+_WRONG = re.compile(r"# Out of bounds values\s*: *(\d+) +FAILED")
+_FAILURE = re.compile(r"Test (?:NCCL|CUDA|MPI|failure)[^'\"]{0,80}")
+_REDOPS = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "none"})
+_FIGURES = ("time", "cputime", "algbw", "busbw")
+_MORE = {"i_min": "iter_min", "i_max": "iter_max", "i_p99": "iter_p99", "i_cv%": "iter_cv_percent"}
+_ERRORS = ("#wrong", "error", "res")
+_GAP = re.compile(r"\s{25,}")  # blanks where a trace replay prints no out-of-place half
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+@dataclass(slots=True)
+class _Table:
+    """A test's table as it is read.
+
+    Attributes:
+        columns: Names of one half's columns; None where no header was seen.
+        halves: How many halves a line has.
+        root: Whether the table has a column for it; None where no header was seen.
+        milliseconds: Unit of the time in the first version.
+    """
+
+    test: Test
+    columns: tuple[str, ...] | None = None
+    halves: int = 2
+    root: bool | None = None
+    milliseconds: bool = False
+    measured: int = 0
+    total: float = 0.0
+    ended: bool = False
+    groups: dict[int, set[int]] = field(default_factory=dict)
+    listed: bool = True
+
+
+class TextReader:
+    """Reads a log; one row for each half of each line of each table."""
+
+    def __init__(self, source: Source, context: Context) -> None:
+        self._source = source
+        self._context = context
+        self._rows = RowBuffer("collectives", context)
+        self._tests = 0
+        self._table = self._new()
+        self._opened = False
+        self._named: tuple[str, str] | None = None
+
+    def _new(self) -> _Table:
+        self._opened = False
+        return _Table(Test(number=self._tests + 1))
+
+    def items(self) -> Iterator[Item]:
+        """Rows, rejects and notes of the whole log."""
+        lines = Lines(self._source)
+        for line in lines:
+            yield from self._line(line)
+            if self._rows.full:
+                yield from self._rows.flush()
+        yield from self._close()
+        yield from self._rows.flush()
+        yield from lines.rejects
+        if not self._tests:
+            yield Note("no table of nccl-tests in this file")
+
+    def _line(self, line: Line) -> Iterator[Item]:
+        words = line.text
+        if "#" in words:
+            yield from self._comment(words)
+        elif "_perf" in words:
+            # ``+ srun ./all_reduce_perf -b 8``: names the next test of a version that does not.
+            self._named = program_op(words) or self._named
+        elif library := _LIBRARY.search(words):
+            self._table.test.told["nccl_version"] = (library[2] or library[3])[:64]
+        elif words.lstrip() == "..." and self._table.groups and self._table.columns is None:
+            self._table.listed = False
+        found = DATA.search(words) if self._has_table(words) else None
+        if found:
+            yield from self._data(line, words[found.start(1) :])
+        elif failure := _FAILURE.search(words):
+            yield Note(f"a test failed: {failure[0].strip()[:80]}")
+
+    def _has_table(self, words: str) -> bool:
+        """Whether a line of a table may be here: inside one, or one whose header is not there."""
+        return self._table.columns is not None or len(words.split()) >= 12
+
+    def _comment(self, words: str) -> Iterator[Item]:
+        if _VERSION.search(words) or _START.search(words) or _OPTIONS.search(words):
+            yield from self._header(words)
+        elif device := _DEVICE.search(words):
+            if self._table.columns is not None:
+                yield from self._restart()
+            self._opened = True
+            self._table.groups.setdefault(int(device[2] or 0), set()).add(int(device[1]))
+            if len(self._table.test.hosts) < 65536:
+                self._table.test.hosts.append(device[3][:255])
+        elif header := HEADER.search(words):
+            if self._table.columns is not None and self._table.measured:
+                yield from self._restart()
+            self._columns(words[header.start() + 1 :])
+        elif average := _AVERAGE.search(words):
+            self._table.ended = True
+            yield from self._check(average[1])
+        elif _WRONG.search(words):
+            yield Note("a test found wrong values: its data were corrupted")
+
+    def _header(self, words: str) -> Iterator[Item]:
+        """The three lines that open a test; each version writes some of them, in this order."""
+        if version := _VERSION.search(words):
+            yield from self._restart()
+            told = self._table.test.told
+            told["tests_version"] = version[1][:64]
+            if version[2]:
+                told["nccl_version_code"] = int(version[2][:9])
+            self._opened = True
+        elif start := _START.search(words):
+            if self._table.test.program or self._table.columns or self._table.groups:
+                yield from self._restart()
+            self._opened = True
+            self._named = None
+            program = start[1].rpartition("/")[2][:128]
+            known = program_op(program)
+            self._table.test.program = program
+            self._table.test.op = known[1] if known else op_name(program.partition("_perf")[0])
+        elif options := _OPTIONS.search(words):
+            if self._table.columns or self._table.groups:
+                yield from self._restart()
+            self._opened = True
+            for name, value in _OPTION.findall(options[3]):
+                self._table.test.told[name.replace(" ", "_")] = int(value[:9])
+
+    def _restart(self) -> Iterator[Item]:
+        yield from self._close()
+        self._table = self._new()
+
+    def _columns(self, words: str) -> None:
+        names = words.split()
+        times = [at for at, name in enumerate(names) if name in {"time", "cputime"}]
+        self._table.root = "root" in names
+        self._table.milliseconds = names[0] == "bytes"
+        self._table.halves = min(max(len(times), 1), 2)
+        if not times:
+            return
+        until = times[1] if len(times) > 1 else len(names)
+        self._table.columns = tuple(n for n in names[times[0] : until] if n != "timestamp")
+        self._begin()
+
+    def _begin(self) -> None:
+        """The table begins: what was said of the test before it is all there is."""
+        self._tests += 1
+        test = self._table.test
+        test.number = self._tests
+        groups = self._table.groups
+        sizes = {len(ranks) for ranks in groups.values()}
+        if self._table.listed and len(sizes) == 1:
+            (test.ranks,) = sizes
+        if test.op is None and self._named is not None:
+            test.program, test.op = self._named
+        self._named = None
+
+    def _data(self, line: Line, words: str) -> Iterator[Item]:
+        tokens = words.split()
+        size, count, dtype = tokens[:3]
+        rest = tokens[3:]
+        redop = rest.pop(0) if rest and rest[0] in _REDOPS else None
+        table = self._table
+        if table.columns is None:
+            given = _by_number(rest)
+            if given is None:
+                return
+            table.columns, table.root, table.halves = given
+            self._begin()
+        root = rest.pop(0) if table.root and rest else None
+        # A line of the first version names no operation in blank columns; a number is no root.
+        width = len(table.columns or ())
+        halves = [rest[at : at + width] for at in range(0, width * table.halves, width)]
+        if len(halves) > 1 and not halves[1] and _GAP.search(words.rstrip()):
+            halves = [[], halves[0]]
+        more = " ".join(rest[width * table.halves :])
+        whole = 0
+        for place, half in enumerate(halves):
+            if len(half) < width:
+                continue
+            named = dict(zip(table.columns or (), half, strict=True))
+            if any(
+                figure(named[n]) is None for n in _FIGURES if n in named and not _none(named[n])
+            ):
+                continue
+            whole += 1
+            measured = Measurement(
+                size=size,
+                count=count,
+                dtype=dtype,
+                redop=redop,
+                root=root,
+                in_place=place == 1 if table.halves == 2 else None,
+                time=named.get("time", named.get("cputime")),
+                time_ns=1_000_000 if table.milliseconds else 1000,
+                cpu_time="cputime" in named,
+                algbw=named.get("algbw"),
+                busbw=named.get("busbw"),
+                wrong=named.get("#wrong") if line.whole else None,
+                more={
+                    **{_MORE[n]: v for n, v in named.items() if n in _MORE},
+                    "bit_differences": named.get("#bitdiff"),
+                    "max_error": next((named[n] for n in _ERRORS[1:] if n in named), None),
+                    "time_is": "cpu" if "cputime" in named else None,
+                    "written_at": more if _STAMP.fullmatch(more) else None,
+                },
+            )
+            wrong = contradiction(table.test, measured)
+            if wrong is not None:
+                yield Reject(line.place, wrong, "is the line mixed with another's, or edited?")
+                continue
+            table.measured += 1
+            if (busbw := figure(measured.busbw)) is not None:
+                table.total += busbw.value
+            self._rows.add(row(table.test, measured, self._context))
+        if whole < len([half for half in halves if half]) or not whole:
+            yield Reject(line.place, "a line of the table that is cut or mixed with another line")
+
+    def _check(self, average: str) -> Iterator[Item]:
+        """The test's own total against the mean of what was read."""
+        said = figure(average)
+        table = self._table
+        if said is None or not table.measured:
+            return
+        if abs(table.total / table.measured - said.value) > 0.006 + 0.006 * abs(said.value):
+            yield Note("the average bus bandwidth is of more lines than the file has")
+
+    def _close(self) -> Iterator[Item]:
+        table = self._table
+        if table.columns is None and not self._opened:
+            return
+        if table.columns is None:
+            yield Note("a test ended before its table began")
+        elif not table.measured:
+            yield Note("a test without a single measurement: it failed")
+        elif not table.ended:
+            yield Note("a test ended before its last line: its first measurements are kept")
+        if table.measured and table.test.op is None:
+            yield Note(
+                "the log does not name the test of a table: op is null; keep the line "
+                "'# Collective test starting' or the command",
+            )
+
+
+def _none(printed: str) -> bool:
+    return printed.strip("-+").lower() in {"n/a", "nan", "inf"}
+
+
+def _by_number(rest: list[str]) -> tuple[tuple[str, ...], bool, int] | None:
+    """Columns of a table without header: all versions since 2.0 have four a half."""
+    columns = ("time", "algbw", "busbw", "#wrong")
+    if len(rest) in {9, 11}:  # 11: with the two words of a time stamp
+        return columns, True, 2
+    return (columns, False, 2) if len(rest) == 8 else None

@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.collectors_nccl.helpers import Read, read_bytes, read_path, some
+from tests.samples import samples
+from xtune.collectors._base import Source
+from xtune.collectors.nccl_tests import COLLECTOR
+
+HEAD = """\
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+"""  # noqa: E501
+
+
+def printed(value: float, width: int) -> str:
+    """As the tests print a figure: as many decimals as fit."""
+    for decimals in (2, 1, 0):
+        word = f"{value:.{decimals}f}"
+        if len(word) <= width:
+            return word.rjust(width)
+    return f"{value:.1e}".rjust(width)
+
+
+def half(size: int, time_us: float, factor: float, wrong: str) -> str:
+    algbw = size / time_us / 1e3
+    return (
+        f"  {printed(time_us, 7)}  {printed(algbw, 6)}  {printed(algbw * factor, 6)}  {wrong:>6}"
+    )
+
+
+def line(
+    size: int,
+    times: tuple[float, float],
+    factor: float,
+    *,
+    redop: str = "sum",
+    wrong: tuple[str, str] = ("0", "0"),
+) -> str:
+    halves = "".join(half(size, t, factor, w) for t, w in zip(times, wrong, strict=True))
+    return f"{size:12}  {size // 4:12}  {'float':>8}  {redop:>6}  {-1:>6}{halves}\n"
+
+
+def log(program: str, ranks: int, *lines: str, average: float | None = None) -> str:
+    devices = "".join(
+        f"#  Rank {r:2} Group  0 Pid {100 + r:6} on {f'Node-{r // 2}':>10} device {r % 2:2} "
+        f"[0000:{r:02x}:00] Some GPU\n"
+        for r in range(ranks)
+    )
+    end = f"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : {average}\n#\n"
+    return (
+        "# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807\n"
+        f"# Collective test starting: {program}\n"
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 "
+        "agg iters: 1 validation: 1 graph: 0\n#\n# Using devices\n" + devices + HEAD
+    ) + ("".join(lines) + (end if average is not None else ""))
+
+
+def of(text: str, folder: Path) -> Read:
+    return read_bytes(COLLECTOR, text.encode(), folder)
+
+
+def claim(data: bytes, folder: Path) -> float:
+    path = folder / "claimed"
+    path.write_bytes(data)
+    return COLLECTOR.claim(path, Source(path, "claimed").head())
+
+
+def test_one_line_is_two_rows_by_hand(tmp_path: Path) -> None:
+    # 4 MiB in 1000 us is 4.194304 GB/s; among 4 ranks an all-reduce has 1.5 times that.
+    text = log("all_reduce_perf", 4, line(1 << 22, (1000.0, 500.0), 1.5), average=9.437)
+    read = of(text, tmp_path)
+    assert not read.rejects and not read.notes
+    out, into = read.rows
+    assert some(out, "op", "message_bytes", "duration_ns") == ("all_reduce", 1 << 22, 1_000_000)
+    assert some(out, "algbw_gigabytes_s", "busbw_gigabytes_s") == (4.19, 6.29)
+    assert some(into, "duration_ns", "busbw_gigabytes_s") == (500_000, 12.58)
+    assert some(out, "comm_size", "dtype", "state") == (4, "fp32", "completed")
+    # Neither a rank's, nor of one host, nor at a time of day.
+    assert some(out, "rank", "host", "start_ts", "enqueue_ts", "comm", "seq") == (None,) * 6
+    assert some(out["extra"], "in_place", "redop", "wrong", "iters") == ("false", "sum", "0", "20")
+    assert some(into["extra"], "in_place", "hosts") == ("true", "node-0,node-1")
+    assert claim(text.encode(), tmp_path) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("program", "op", "factor"),
+    [
+        ("all_reduce_perf_mpi", "all_reduce", 14 / 8),
+        ("all_gather_perf", "all_gather", 7 / 8),
+        ("reduce_scatter_perf", "reduce_scatter", 7 / 8),
+        ("alltoall_perf", "all_to_all", 7 / 8),
+        ("gather_perf", "gather", 7 / 8),
+        ("scatter_perf", "scatter", 7 / 8),
+        ("broadcast_perf", "broadcast", 1.0),
+        ("reduce_perf", "reduce", 1.0),
+        ("sendrecv_perf", "send_recv", 1.0),
+    ],
+)
+def test_bus_bandwidth_must_follow_from_the_operation(
+    tmp_path: Path, program: str, op: str, factor: float
+) -> None:
+    right, wrong = line(1 << 30, (9e3, 8e3), factor), line(1 << 30, (9e3, 8e3), factor * 1.02)
+    read = of(log(program, 8, right, wrong), tmp_path)
+    assert [row["op"] for row in read.rows] == [op, op]
+    assert len(read.rejects) == 2
+    assert "bus bandwidth" in read.rejects[0].reason and "line 19" in read.rejects[0].offset
+
+
+def test_bandwidth_that_is_not_size_over_time_is_rejected(tmp_path: Path) -> None:
+    text = line(1 << 30, (9e3, 8e3), 1.5).replace("1073741824", "2073741824")
+    read = of(log("all_reduce_perf", 4, text), tmp_path)
+    assert not read.rows and len(read.rejects) == 2
+    assert "size over time" in read.rejects[0].reason
+
+
+def test_two_tests_in_one_log_and_one_that_failed(tmp_path: Path) -> None:
+    rows = line(1 << 20, (50.0, 50.0), 1.0, redop="none", wrong=("0", "N/A"))
+    text = log("broadcast_perf", 2, rows, average=20.97) + log("sendrecv_perf", 4)
+    text += "srun: error: cnode2: task 1: Exited with exit code 3\n"
+    text += log("reduce_perf", 6, line(1 << 20, (50.0, 50.0), 1.0))
+    read = of(text, tmp_path)
+    assert [(row["op"], row["comm_size"]) for row in read.rows] == [
+        ("broadcast", 2),
+        ("broadcast", 2),
+        ("reduce", 6),
+        ("reduce", 6),
+    ]
+    assert [row["extra"].get("wrong") for row in read.rows] == ["0", None, "0", "0"]
+    assert [row["extra"]["test"] for row in read.rows] == ["1", "1", "3", "3"]
+    assert read.note("without a single measurement") and read.note("ended before its last line")
+
+
+def test_average_of_more_lines_than_there_are_is_said(tmp_path: Path) -> None:
+    text = log("broadcast_perf", 2, line(1 << 20, (50.0, 50.0), 1.0), average=35.0)
+    assert of(text, tmp_path).note("average bus bandwidth")
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "[1,0]<stdout>: ", "worker-0 | "])
+def test_launcher_prefixes_and_lines_of_others_between(tmp_path: Path, prefix: str) -> None:
+    plain = log("all_gather_perf", 2, *[line(1 << n, (99.0, 98.0), 0.5) for n in (20, 22)])
+    noise = "+ export NCCL_DEBUG=WARN\nnode:12:34 [0] NCCL INFO Using network IB\n"
+    marked = "".join(f"{prefix}{words}\n{noise}" for words in plain.splitlines())
+    assert of(marked, tmp_path).rows == of(plain, tmp_path).rows
+    assert len(of(plain, tmp_path).rows) == 4
+
+
+def test_cut_line_keeps_its_whole_half(tmp_path: Path) -> None:
+    last = line(1 << 20, (99.0, 98.0), 0.5).rstrip()[:-12]
+    read = of(log("all_gather_perf", 2, line(1 << 20, (99.0, 98.0), 0.5), last), tmp_path)
+    assert [row["extra"]["in_place"] for row in read.rows] == ["false", "true", "false"]
+    assert ["cut" in reject.reason for reject in read.rejects] == [True]
+
+
+def test_line_mixed_with_another_is_rejected(tmp_path: Path) -> None:
+    good = line(1 << 20, (99.0, 98.0), 0.5)
+    mixed = good[:70] + "node:12:34 [0] NCCL WARN Call to ibv_poll_cq failed" + good[70:]
+    read = of(log("all_gather_perf", 2, good, mixed, good), tmp_path)
+    assert len(read.rows) == 4 and len(read.rejects) == 1
+
+
+def test_older_table_without_root_with_error_and_device_lines_without_group(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "+ srun ./build/all_reduce_perf -b 100M -e 110M -c 0\n"
+        "# nThread 1 nGpus 1 minBytes 104857600 maxBytes 115343360 step: 1048576(bytes) "
+        "warmup iters: 5 iters: 1 validation: 0 \n#\n# Using devices\n"
+        "#   Rank  0 Pid  30938 on      gpu01 device  0 [0x00] Tesla T4\n"
+        "#   Rank  1 Pid  24859 on      gpu02 device  0 [0x00] Tesla T4\n"
+        "#   Rank  2 Pid  16393 on      gpu03 device  0 [0x00] Tesla T4\n#\n"
+        "#       size         count    type   redop     time   algbw   busbw  error"
+        "     time   algbw   busbw  error\n"
+        "   104857600      26214400   float     sum   202872    0.52    0.69    N/A"
+        "   224616    0.47    0.62  2e-07\n"
+    )
+    read = of(text, tmp_path)
+    assert not read.rejects
+    assert [some(r, "op", "comm_size", "duration_ns") for r in read.rows] == [
+        ("all_reduce", 3, 202_872_000),
+        ("all_reduce", 3, 224_616_000),
+    ]
+    assert read.rows[1]["extra"]["max_error"] == "2e-07"
+
+
+def test_first_version_prints_milliseconds(tmp_path: Path) -> None:
+    text = (
+        "# NCCL Tests compiled with NCCL 2.0\n# Using devices\n"
+        "#   Rank  0 on       gpu1 device  0 [0x06] Tesla P100\n"
+        "#   Rank  1 on       gpu1 device  1 [0x07] Tesla P100\n"
+        "#      bytes             N    type      op     time  algbw  busbw      res"
+        "     time  algbw  busbw      res\n"
+        "    33554432       8388608   float     sum    2.000  16.78  16.78    0e+00"
+        "    4.000   8.39   8.39    0e+00\n"
+    )
+    read = of(text, tmp_path)
+    assert not read.rejects
+    assert [row["duration_ns"] for row in read.rows] == [2_000_000, 4_000_000]
+    # Nothing names the test: the operation is not guessed.
+    assert [some(row, "op", "comm_size", "host") for row in read.rows] == [(None, 2, "gpu1")] * 2
+    assert read.note("does not name the test")
+
+
+def test_operation_without_reduction_has_a_blank_column(tmp_path: Path) -> None:
+    blank = line(1 << 20, (99.0, 98.0), 0.5, redop="")
+    read = of(log("all_gather_perf", 2, blank), tmp_path)
+    assert not read.rejects and len(read.rows) == 2
+    assert "redop" not in read.rows[0]["extra"]
+
+
+def test_replay_prints_the_in_place_half_alone(tmp_path: Path) -> None:
+    whole = line(1 << 20, (99.0, 98.0), 0.5)
+    at = whole.index("-1") + 2
+    only = whole[:at] + " " * 32 + half(1 << 20, 98.0, 0.5, "0") + "\n"
+    (row,) = of(log("all_gather_perf", 2, only), tmp_path).rows
+    assert some(row, "duration_ns") == (98_000,) and row["extra"]["in_place"] == "true"
+
+
+def test_iteration_columns_and_time_stamps(tmp_path: Path) -> None:
+    columns = "time  algbw  busbw  #wrong  i_min  i_max  i_p99  i_cv%"
+    head = f"#  size  count  type  redop  root  {columns}  {columns}  timestamp\n"
+    values = "1000.0  4.19  4.19  0  900.0  1100.0  1090.0  3.10"
+    text = log("broadcast_perf", 2).replace(HEAD, head)
+    text += f"  4194304  1048576  float  none  0  {values}  {values}  2026-01-31 08:00:01\n"
+    read = of(text, tmp_path)
+    assert not read.rejects and len(read.rows) == 2
+    extra = read.rows[0]["extra"]
+    assert some(extra, "iter_min", "iter_p99", "written_at") == (
+        "900.0",
+        "1090.0",
+        "2026-01-31 08:00:01",
+    )
+
+
+def test_cut_device_list_leaves_the_ranks_unknown(tmp_path: Path) -> None:
+    text = log("all_reduce_perf", 4, line(1 << 20, (99.0, 98.0), 1.9)).replace(
+        HEAD, "...\n" + HEAD
+    )
+    read = of(text, tmp_path)
+    assert [row["comm_size"] for row in read.rows] == [None, None] and not read.rejects
+
+
+def test_groups_of_equal_size_are_one_communicator_each(tmp_path: Path) -> None:
+    text = log("broadcast_perf", 4, line(1 << 20, (99.0, 98.0), 1.0))
+    text = re.sub(r"Rank  ([23]) Group  0", r"Rank  \1 Group  1", text)
+    assert [row["comm_size"] for row in of(text, tmp_path).rows] == [2, 2]
+
+
+REPORT: dict[str, Any] = {
+    "version": 3,
+    "start_time": "2026-01-31 08:00:00",
+    "args": ["/opt/nccl-tests/build/all_reduce_perf", "-J", "out.json"],
+    "env": ["HOME=/root", "SECRET=hidden"],
+    "nccl_version": 22902,
+    "config": {
+        "nthreads": 1,
+        "ngpus": 2,
+        "iterations": 20,
+        "devices": [
+            {"rank": 0, "group": 0, "pid": 7, "hostname": "Node-0", "device": 0},
+            {"rank": 2, "group": 0, "pid": 8, "hostname": "node-1", "device": 0},
+        ],
+    },
+    "results": [
+        {
+            "size": 1 << 22,
+            "count": 1 << 20,
+            "type": "bfloat16",
+            "redop": "sum",
+            "root": "    -1",
+            "out_of_place": {"time": 1000.0, "alg_bw": 4.194304, "bus_bw": 6.291456, "nwrong": 0},
+            "in_place": {"time": 500.0, "alg_bw": 8.388608, "bus_bw": 12.582912, "nwrong": None},
+            "actual_iterations": 20,
+        },
+        {
+            "size": 1 << 22,
+            "out_of_place": None,
+            "in_place": {"time": "nan", "alg_bw": "nan", "bus_bw": "nan", "nwrong": None},
+        },
+        {
+            "size": 1 << 22,
+            "in_place": {"time": 500.0, "alg_bw": 8.388608, "bus_bw": 12.7, "nwrong": None},
+        },
+    ],
+    "average_bus_bandwidth": {"bandwidth": 9.4, "okay": "unchecked"},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_report(tmp_path: Path, indent: int | None) -> None:
+    data = json.dumps(REPORT, indent=indent).encode()
+    read = read_bytes(COLLECTOR, data, tmp_path)
+    assert claim(data, tmp_path) > 0.9
+    assert [some(r, "duration_ns", "comm_size", "dtype", "op") for r in read.rows] == [
+        (1_000_000, 4, "bf16", "all_reduce"),
+        (500_000, 4, "bf16", "all_reduce"),
+    ]
+    assert [r["busbw_gigabytes_s"] for r in read.rows] == [6.291456, 12.582912]
+    assert [reject.reason.split()[0] for reject in read.rejects] == ["neither", "bus"]
+    assert "hidden" not in str(read.rows) and read.rows[0]["extra"]["hosts"] == "node-0,node-1"
+
+
+def test_json_report_of_a_killed_test(tmp_path: Path) -> None:
+    data = json.dumps(REPORT).encode()
+    second = data.index(b'{"size"', data.index(b'{"size"') + 1)
+    for end in range(second, second + 40):
+        read = read_bytes(COLLECTOR, data[:end], tmp_path)
+        assert len(read.rows) == 2 and not read.rejects
+        assert read.note("ends within the results")
+
+
+def test_rccl_json_and_csv(tmp_path: Path) -> None:
+    record = {"numCycle": 0, "name": "AllGather", "nodes": 1, "ranks": 4, "ranksPerNode": 4}
+    record |= {"gpusPerRank": 1, "size": 1 << 20, "type": "fp8_e4m3", "redop": "none"}
+    record |= {"inPlace": 1, "time": 100.0, "algBw": 10.48576, "busBw": 7.86432, "wrong": "N/A"}
+    data = ("[\n" + ",\n".join([json.dumps(record)] * 2) + "\n]\n").encode()
+    table = ",".join(record) + "\n" + ",".join(map(str, record.values())) + "\n"
+    for found, count in ((data, 2), (table.encode(), 1)):
+        assert claim(found, tmp_path) >= 0.9
+        read = read_bytes(COLLECTOR, found, tmp_path)
+        assert not read.rejects and len(read.rows) == count
+        row = read.rows[0]
+        assert some(row, "op", "comm_size", "duration_ns") == ("all_gather", 4, 100_000)
+        assert some(row, "dtype", "busbw_gigabytes_s") == ("fp8e4m3", 7.86432)
+        assert row["extra"]["in_place"] == "true" and "wrong" not in row["extra"]
+
+
+def test_table_of_another_tool_tells_an_all_reduce_by_its_factor(tmp_path: Path) -> None:
+    rows = [(1 << n, 50.0 + (1 << n) / 1e5) for n in range(10, 30, 2)]
+    lines = [f"{s},{t:.2f},{s / t / 1e3:.2f},{s / t / 1e3 * 1.75:.2f}\n" for s, t in rows]
+    read = of("size_bytes,time_us,algbw_GBs,busbw_GBs\n" + "".join(lines), tmp_path)
+    assert not read.rejects
+    assert {some(row, "op", "comm_size") for row in read.rows} == {("all_reduce", 8)}
+    # A factor below one is of several operations: none is chosen.
+    lines = [f"{s},{t:.2f},{s / t / 1e3:.2f},{s / t / 1e3 * 0.75:.2f}\n" for s, t in rows]
+    read = of("size_bytes,time_us,algbw_GBs,busbw_GBs\n" + "".join(lines), tmp_path)
+    assert {some(row, "op", "comm_size") for row in read.rows} == {(None, None)}
+
+
+def test_table_with_halves_as_columns(tmp_path: Path) -> None:
+    text = "Size(B),Op,nranks,oop_time(us),oop_algbw,oop_busbw,in-place busbw,in-place time\n"
+    text += "1048576,AllReduce,2,100,10.49,10.49,20.97,50\n1048576,AllReduce\n"
+    read = of(text, tmp_path)
+    assert [some(r, "duration_ns", "busbw_gigabytes_s") for r in read.rows] == [
+        (100_000, 10.49),
+        (50_000, 20.97),
+    ]
+    assert [r["extra"]["in_place"] for r in read.rows] == ["false", "true"]
+    assert [reject.offset for reject in read.rejects] == ["line 3 (byte 125)"]
+
+
+def test_summary_of_tests_is_rejected_with_its_reason(tmp_path: Path) -> None:
+    text = "file,test,minBytes,maxBytes,avg_bus_bw_GBs,peak_busbw_GBs\na.log,x,1,2,3,4\n"
+    assert 0.5 < claim(text.encode(), tmp_path) < 0.9
+    read = of(text, tmp_path)
+    assert not read.rows and "summary of whole tests" in read.rejects[0].reason
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"# \n", b"\x00" * 99, b"[", b"{}", b",,,\n,,", b"\xff,busbw"]
+)
+def test_nothing_of_ours(tmp_path: Path, data: bytes) -> None:
+    assert not read_bytes(COLLECTOR, data, tmp_path).rows
+    assert claim(data, tmp_path) < 0.7
+
+
+SEED = (
+    log("all_reduce_perf", 4, *[line(1 << n, (99.0, 98.0), 1.5) for n in range(20, 26)]).encode(),
+    json.dumps(REPORT).encode(),
+    b"size,time,algbw,busbw\n1048576,100,10.49,15.73\n",
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    seed=st.sampled_from(SEED),
+    edits=st.lists(
+        st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 6)), max_size=5
+    ),
+)
+def test_mutated_input_never_gives_a_row_that_contradicts_itself(
+    tmp_path: Path, seed: bytes, edits: list[tuple[float, bytes, int]]
+) -> None:
+    for place, new, gone in edits:
+        at = int(place * len(seed))
+        seed = seed[:at] + new + seed[at + gone :]
+    for row in read_bytes(COLLECTOR, seed, tmp_path).rows:
+        size, algbw, time = some(row, "message_bytes", "algbw_gigabytes_s", "duration_ns")
+        if algbw is not None and time is not None and row["extra"].get("time_is") != "cpu":
+            assert math.isclose(size / time, algbw, rel_tol=0.02, abs_tol=0.02 + 6e3 / time)
+
+
+@pytest.mark.shared_samples
+def test_samples_agree_with_the_tests_own_averages() -> None:
+    """Each test of these logs prints the mean bus bandwidth of its lines, both halves."""
+    for name in ("xxrjun_N10_G8.log", "xxrjun_nccl_N2_G1_cnode2-001_cnode2-002.log"):
+        path = samples("nccl_tests", name)
+        said = re.findall(r"# Avg bus bandwidth\s*: (\S+)", path.read_text())
+        read = read_path(COLLECTOR, path)
+        assert not read.rejects and not read.notes
+        for number, average in enumerate(said, 1):
+            mine = [
+                row["busbw_gigabytes_s"]
+                for row in read.rows
+                if row["extra"]["test"] == str(number)
+            ]
+            assert sum(mine) / len(mine) == pytest.approx(float(average), abs=0.006)
