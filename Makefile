@@ -1,10 +1,10 @@
-# make demo | test | test-slow | bench [ONLY=prefix]
+# make demo | test | test-slow | fuzz [SECONDS=600] | bench [ONLY=prefix]
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow bench lint types format clean
+.PHONY: demo test test-slow fuzz bench lint types format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,9 @@ test: lint types
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.hostile.fuzz --seconds $(or $(SECONDS),600)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))

@@ -41,9 +41,12 @@ class Fabric:
         """Add a link as seen from ``src``, and its reverse unless ``dst`` has told of it.
 
         Returns:
-            What is odd, else ``None``. Where ``src`` itself said before that it leads elsewhere,
-            the first word stays; where the far end says it leads elsewhere, both are kept.
+            What is odd, else ``None``. A port that leads to itself is no link. Where ``src``
+            itself said before that it leads elsewhere, the first word stays; where the far end
+            says it leads elsewhere, both are kept.
         """
+        if src == dst:
+            return "this port is said to lead to itself"
         known = self.links.get(src)
         if known is not None and known[3] and known[0] != dst:
             return "this port was said to lead elsewhere"

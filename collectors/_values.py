@@ -29,6 +29,12 @@ def small(value: Any) -> int | None:
     return whole(value, low=0, high=INT32_MAX)
 
 
+def member(rank: Any, size: int | None) -> int | None:
+    """``rank`` as one of a communicator of ``size`` ranks, which may be unknown."""
+    found = small(rank)
+    return None if found is not None and size is not None and found >= size else found
+
+
 def natural(value: Any) -> int | None:
     """``value`` as a non-negative 64-bit integer: bytes, counts, sequence numbers."""
     return whole(value, low=0)

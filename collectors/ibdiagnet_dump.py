@@ -42,7 +42,11 @@ def _number(text: str, base: int = 10) -> int | None:
 def _rate(width: str, lane_gbps: str) -> float | None:
     lanes = lanes_of(width)
     match = re.fullmatch(r"\d+(?:\.\d+)?", lane_gbps)
-    return lanes * float(lane_gbps) if lanes and match else None
+    return (lanes * float(lane_gbps) or None) if lanes and match else None
+
+
+def _is_cut(description: str) -> bool:
+    return description.startswith('"') and (len(description) < 2 or description[-1] != '"')
 
 
 def _ber(text: str) -> float | None:
@@ -129,9 +133,11 @@ class _Reading:
         return (width, rate) if rate is not None else None
 
     def _row(self, row: dict[str, str]) -> str | None:
-        number = _number(row["IB#"])
+        number = _number(row.get("IB#", ""))
         if self.node is None or number is None:
             return "a port without its node or number"
+        if _is_cut(row.get("Neighbor Description", "")):
+            return "a description without its end"
         self.labels[self.node, row.get("#", "")] = number
         up = self._common(row, self.node, number)
         far = guid(row.get("Neighbor Guid"))
@@ -142,10 +148,12 @@ class _Reading:
         return None
 
     def _long_row(self, row: dict[str, str]) -> str | None:
-        node, number = guid(row["GUID"]), _number(row["#IB"])
+        node, number = guid(row["GUID"]), _number(row.get("#IB", ""))
         lid = re.match(r"\d+", row.get("LID", ""))
         if node is None or number is None or lid is None:
             return "a port without GUID, number or LID"
+        if _is_cut(row.get("Node Desc", "")):
+            return "a description without its end"
         is_ca = row.get("Ty") == "CA"
         self.fabric.node(node, is_ca, row.get("Node Desc", "").strip('"').strip())
         self.labels[node, row.get("#", "")] = number

@@ -30,7 +30,7 @@ from xtune.collectors._base import (
 )
 from xtune.collectors._collective import canonical_op, hash_comm, size_from_call
 from xtune.collectors._textlines import Line, Lines
-from xtune.collectors._values import as_extra, natural, real, scaled, small, text
+from xtune.collectors._values import as_extra, member, natural, real, scaled, small, text
 
 _KEYS = {"header", "metadata", "coll_perf", "p2p_perf"}
 _LISTED = 100
@@ -126,7 +126,7 @@ def _row(
     if not name or comm is None:
         return None
     op = canonical_op(name) or name
-    ranks = small(header.get("n_ranks"))
+    ranks = small(header.get("n_ranks")) or None
     call_bytes = natural(performance.get(f"{kind}_msg_size_bytes"))
     host = text(metadata.get("hostname"), 256) or context.host
     start, enqueue = _times(kind, performance)
@@ -137,7 +137,7 @@ def _row(
         "job": context.job,
         "host": host.lower() if host else None,
         "rank": context.rank,
-        "comm_rank": small(header.get("rank")),
+        "comm_rank": member(header.get("rank"), ranks),
         "comm": comm,
         "comm_size": ranks,
         "seq": natural(performance.get("coll_sn")) if kind == "coll" else None,

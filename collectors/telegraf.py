@@ -22,13 +22,16 @@ from xtune.collectors._ib import (
     settle,
     told_unit,
 )
-from xtune.collectors._ib_text import clip, read_lines
+from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
 from xtune.collectors._line_protocol import Point, parse_line
+from xtune.collectors._textlines import Lines
 
 MEASUREMENT = "infiniband"
 #: Ports whose two lines may stand apart: a flush writes a port's lines near each other.
 _WINDOW = 4096
+#: Of a time in nanoseconds since 2001.
+_NS_DIGITS = 19
 
 _Key = tuple[tuple[tuple[str, str], ...], int | None]
 
@@ -137,15 +140,21 @@ class Telegraf(Collector):
         """Yield rows of ``link_counters``, in the order of the first line of each."""
         merger = _Merger(source, context)
         others: Counter[str] = Counter()
-        damage: list[Reject] = []
+        lines = Lines(source)
         ours = 0
-        for number, line in read_lines(source, damage):
-            if not line.strip() or line.startswith("#"):
+        digits = _NS_DIGITS
+        for line in lines:
+            number, text = line.number, line.text
+            if not text.strip() or text.startswith("#"):
                 continue
-            point = parse_line(line)
+            point = parse_line(text)
             if isinstance(point, str):
-                yield Reject(f"line {number}", f"{point}: {clip(line)!r}", "not line protocol")
+                yield Reject(f"line {number}", f"{point}: {clip(text)!r}", "not line protocol")
                 continue
+            if not line.whole and _digits(point) != digits:
+                yield Reject(f"line {number}", "the last line is cut", "its time is not whole")
+                continue
+            digits = _digits(point)
             if point.measurement != MEASUREMENT:
                 others[point.measurement] += 1
                 continue
@@ -167,14 +176,19 @@ class Telegraf(Collector):
                     values[name] = value
             yield from merger.add(point, values)
         yield from merger.finish()
-        for text, count in merger.notes.items():
-            yield Note(text, count)
+        for said, count in merger.notes.items():
+            yield Note(said, count)
         if others and ours:
             yield Note("lines of measurements other than infiniband: left", others.total())
         elif others:
             names = clip(", ".join(sorted(others)))
             yield Reject("file", f"no infiniband measurement among: {names}")
-        yield from damage
+        yield from lines.rejects
+
+
+def _digits(point: Point) -> int:
+    """Length of a point's time, by which a cut one is told; 0 without a time."""
+    return 0 if point.time is None else len(str(point.time))
 
 
 COLLECTOR = Telegraf()

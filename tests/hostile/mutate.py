@@ -74,7 +74,8 @@ def weird_inside(rng: Random, value: Any, changes: int = 1) -> Any:
         elif how == 2 and isinstance(holder, list):
             holder.insert(key, json.loads(json.dumps(holder[key])))
         elif how == 3:
-            holder[key] = rng.choice([str, lambda v: [v], lambda v: {"a": v}])(holder[key])
+            held = holder[key]
+            holder[key] = rng.choice((str(held), [held], {"a": held}))
         else:
             holder[key] = weird(rng)
     return value

@@ -43,7 +43,7 @@ _KEYS = {
 _OF_THE_WHOLE = frozenset({"tier", "labels", "extra", "saturated", "interval_s"})
 #: Links of ports without a host hold a hash of the input.
 _HASH = re.compile(r"unknown-[0-9a-f]{12}")
-_SENTINELS = frozenset({2**64 - 1, 2**64 - 2})
+_STUCK = 2**64 - 1
 #: The longest text that belongs in one cell.
 _LONGEST = 1 << 16
 _LONGEST_MESSAGE = 4096
@@ -154,7 +154,7 @@ def _cell(table: str, name: str, value: Any) -> None:
         _require(bool(_GUID.fullmatch(value)), f"{where}: not a GUID")
         _require(int(value, 16) != 0, f"{where}: no GUID")
     elif name in COUNTERS:
-        _require(value not in _SENTINELS, f"{where}: the mark of an unknown value")
+        _require(value != _STUCK, f"{where}: at its maximum, so unknown")
     elif name == "host":
         _require(value == value.lower() and value != "", f"{where}: not lower case, or empty")
     if isinstance(value, str):
