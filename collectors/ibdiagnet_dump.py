@@ -149,7 +149,7 @@ class _Reading:
 
     def _long_row(self, row: dict[str, str]) -> str | None:
         node, number = guid(row["GUID"]), _number(row.get("#IB", ""))
-        lid = re.match(r"\d+", row.get("LID", ""))
+        lid = re.match(r"\d{1,9}", row.get("LID", ""))
         if node is None or number is None or lid is None:
             return "a port without GUID, number or LID"
         if _is_cut(row.get("Node Desc", "")):
@@ -160,7 +160,7 @@ class _Reading:
         if self.by_lid.setdefault(int(lid[0]), node) != node:
             self.by_lid[int(lid[0])] = ""  # a LID that two nodes claim names neither
         up = self._common(row, node, number)
-        far = re.match(r"(\d+)\s*\((.*)\)", row.get("Conn LID (#)", ""))
+        far = re.match(r"(\d{1,9})\s*\((.*)\)", row.get("Conn LID (#)", ""))
         if up and far:
             self.loose.append((End(node, number), int(far[1]), far[2], *up))
         rates = {column: _ber(row.get(name, "")) for name, column in _BER.items()}
