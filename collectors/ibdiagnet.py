@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
-from xtune.collectors._ib import WIDTHS, guid, has_counters, kernel_name, settle
+from xtune.collectors._ib import WIDTHS, guid, has_counters
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time, parse_utc_stamp
 from xtune.collectors._ib_topology import End
@@ -28,6 +28,7 @@ from xtune.collectors._ibdiagnet_csv import (
     port_of,
     read_sections,
 )
+from xtune.collectors._pma_fields import merge, settle_fields
 
 _PAUSE_S = 1.0
 _IDENTITY = {"NodeGUID", "PortGUID", "PortNumber"}
@@ -48,33 +49,17 @@ def counters(cells: Mapping[str, str]) -> tuple[dict[str, int], set[str], list[s
         Values; the names that come from a 64-bit field, which is preferred where it has a value;
         the header names of cells that are neither a number nor a sentinel.
     """
-    values: dict[str, int] = {}
-    wide: set[str] = set()
+    fields: dict[str, int] = {}
     bad: list[str] = []
     for header, cell in cells.items():
         if header in _IDENTITY or header in _NOT_COUNTERS:
             continue
         value = number(cell)
-        if value is None:
-            if not is_sentinel(cell):
-                bad.append(header)
-            continue
-        name = kernel_name(header)
-        if header.endswith(("Extended", "Ext")):
-            wide.add(name)
-            values[name] = value
-        elif name not in wide:
-            values[name] = value
-    return values, wide, bad
-
-
-def _settle(values: Mapping[str, int], wide: set[str]) -> dict[str, Any]:
-    """As :func:`xtune.collectors._ib.settle`, with the width of each value's own field."""
-    row = settle({k: v for k, v in values.items() if k not in wide}, wide=False)
-    full = settle({k: v for k, v in values.items() if k in wide}, wide=True, wide_errors=True)
-    both = row["saturated"] or [], full["saturated"] or []
-    extra = {**(row["extra"] or {}), **(full["extra"] or {})}
-    return {**row, **full, "saturated": [*both[0], *both[1]] or None, "extra": extra or None}
+        if value is not None:
+            fields[header] = value
+        elif not is_sentinel(cell):
+            bad.append(header)
+    return *merge(fields), bad
 
 
 class _Counters:
@@ -109,7 +94,7 @@ class _Counters:
         self, section: str, key: tuple[str, int], values: dict[str, int], wide: set[str]
     ) -> dict[str, Any] | None:
         node, port = key
-        row = _settle(values, wide)
+        row = settle_fields(values, wide)
         ts, interval = self.ts, None
         if section == "PM_DELTA":
             self.deltas += 1
