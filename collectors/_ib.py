@@ -226,14 +226,14 @@ def is_wide(values: Mapping[str, int], unit: int = WORD_BYTES) -> bool:
 
 
 @cache
-def _tops(wide: bool, wide_errors: bool, unit: int) -> dict[str, int]:
+def tops(wide: bool, wide_errors: bool, unit: int) -> dict[str, int]:
     """The value at which each counter with a width sticks."""
-    tops = {}
+    limits = {}
     for name, width in WIDTHS.items():
         bits = 64 if (wide if name in GROWING else wide_errors) else width
         scale = WORD_BYTES // unit if name in DATA and bits < 64 else 1
-        tops[name] = (2**bits - 1) * scale
-    return tops
+        limits[name] = (2**bits - 1) * scale
+    return limits
 
 
 def settle(
@@ -251,14 +251,14 @@ def settle(
         wide_errors: Whether all others have 64 bits too (read from the extended attribute).
         unit: Bytes of one unit of the data counters, 4, or 1 where the source had multiplied.
     """
-    tops = _tops(wide, wide_errors, unit)
+    limits = tops(wide, wide_errors, unit)
     row: dict[str, Any] = {}
     saturated: list[str] = []
     extra: dict[str, int] = {}
     for name, value in values.items():
         if value == NO_VALUE:
             continue
-        if value in (tops.get(name), U64_MAX):
+        if value in (limits.get(name), U64_MAX):
             saturated.append(name)
         elif name in COUNTERS:
             row[name] = value

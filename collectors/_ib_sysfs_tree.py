@@ -19,6 +19,7 @@ from xtune.collectors._ib_text import clip
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PORT_MARKS = ("counters", "hw_counters", "counters_ext", "rate", "state", "link_layer")
+COUNTER_FOLDERS = ("counters", "hw_counters", "counters_ext")
 _MAX_BYTES = 4096  # sysfs gives at most a page
 _MAX_ENTRIES = 1024
 _SEARCH_DEPTH = 6
@@ -38,7 +39,6 @@ class Port:
     counters_ext: dict[str, int] = field(default_factory=dict)
     pci: str | None = None
     netdev: str | None = None
-    read_ns: int | None = None
 
 
 def entries(folder: Path) -> list[str]:
@@ -104,15 +104,25 @@ def _attribute(path: Path, reader: Reader) -> str | None:
         return None
 
 
-def _counter(path: Path, place: str, reader: Reader) -> int | Reject:
-    try:
-        text = reader(path).decode("utf-8", "replace").strip()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        return Reject(place, f"cannot be read: {reason}", "this counter is unknown, others count")
+def counter_value(raw: bytes, place: str) -> int | Reject:
+    """A counter's file as a number; a reject where it holds anything else."""
+    text = raw.decode("utf-8", "replace").strip()
     if text.isascii() and text.isdigit() and int(text) <= U64_MAX:
         return int(text)
     return Reject(place, f"not a counter: {clip(text)!r}", "this counter is unknown, others count")
+
+
+def unreadable(place: str, error: OSError) -> Reject:
+    """The reject of a counter that the driver does not give."""
+    reason = error.strerror or str(error)
+    return Reject(place, f"cannot be read: {reason}", "this counter is unknown, others count")
+
+
+def _counter(path: Path, place: str, reader: Reader) -> int | Reject:
+    try:
+        return counter_value(reader(path), place)
+    except OSError as error:
+        return unreadable(place, error)
 
 
 def _pci_and_netdev(folder: Path, port: int, reader: Reader) -> tuple[str | None, str | None]:
@@ -127,17 +137,12 @@ def _pci_and_netdev(folder: Path, port: int, reader: Reader) -> tuple[str | None
     return (address if _PCI.fullmatch(address) else None), netdev
 
 
-def read_ports(
-    folder: Path,
-    reader: Reader = read_file,
-    now_ns: Callable[[], int] | None = None,
-) -> Iterator[Port | Reject]:
-    """Read every port of a device; a counter that cannot be read costs itself only.
+def describe_ports(folder: Path, reader: Reader = read_file) -> Iterator[Port]:
+    """Every port of a device with its attributes, without its counters.
 
     Args:
         folder: The device.
         reader: How to read a file, :func:`read_file` outside tests of failing drivers.
-        now_ns: Clock that stamps each port just before its counters are read.
     """
     shared = {}
     for name in ("node_guid", "node_desc", "hca_type", "board_id", "fw_ver"):
@@ -158,19 +163,34 @@ def read_ports(
             attributes["gid"] = gid
         port = Port(device=folder.name, number=int(name), attributes=attributes)
         port.pci, port.netdev = _pci_and_netdev(folder, port.number, reader)
-        port.read_ns = now_ns() if now_ns else None
-        for kind, into in (
-            ("counters", port.counters),
-            ("hw_counters", port.hw_counters),
-            ("counters_ext", port.counters_ext),
-        ):
-            for counter in entries(here / kind):
-                if counter == "lifespan":  # the cache's age limit in ms, not a counter
-                    continue
-                place = f"{folder.name}/ports/{name}/{kind}/{counter}"
-                value = _counter(here / kind / counter, place, reader)
-                if isinstance(value, Reject):
-                    yield value
-                else:
-                    into[counter] = value
+        yield port
+
+
+def counter_files(folder: Path, port: int) -> Iterator[tuple[str, str]]:
+    """Directory and name of each counter of a port, in the order in which they are read."""
+    for kind in COUNTER_FOLDERS:
+        for name in entries(folder / "ports" / str(port) / kind):
+            if name != "lifespan":  # the cache's age limit in ms, not a counter
+                yield kind, name
+
+
+def read_ports(folder: Path, reader: Reader = read_file) -> Iterator[Port | Reject]:
+    """Read every port of a device; a counter that cannot be read costs itself only.
+
+    Args:
+        folder: The device.
+        reader: How to read a file, :func:`read_file` outside tests of failing drivers.
+    """
+    for port in describe_ports(folder, reader):
+        into = dict(
+            zip(COUNTER_FOLDERS, (port.counters, port.hw_counters, port.counters_ext), strict=True)
+        )
+        for kind, name in counter_files(folder, port.number):
+            place = f"{folder.name}/ports/{port.number}/{kind}/{name}"
+            path = folder / "ports" / str(port.number) / kind / name
+            value = _counter(path, place, reader)
+            if isinstance(value, Reject):
+                yield value
+            else:
+                into[kind][name] = value
         yield port

@@ -8,9 +8,9 @@ not say it), and the time of a copied tree (null unless ``--time-from``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
 from xtune.collectors._ib import (
@@ -44,16 +44,30 @@ _EXTENDED = {
 }
 
 
-def _merged(port: Port, wide: bool) -> tuple[dict[str, int], bool]:
+_Value = TypeVar("_Value")
+
+
+def merged(
+    counters: Mapping[str, _Value],
+    hw_counters: Mapping[str, _Value],
+    counters_ext: Mapping[str, _Value],
+    wide: bool,
+) -> tuple[dict[str, _Value], bool]:
     """Counters by kernel name from the three directories, and whether they are the 64-bit set.
 
     The extended set stands in for a 32-bit one; beside a 64-bit one it is kept under its own
     names, since two reads of one counter need not agree.
+
+    Args:
+        counters: Name -> value, or whatever stands for it, such as a column of values.
+        hw_counters: The same of ``hw_counters/``.
+        counters_ext: The same of ``counters_ext/``.
+        wide: Whether ``counters/`` is the 64-bit set.
     """
-    values = {**port.counters, **port.hw_counters}
-    extended = {_EXTENDED[n]: v for n, v in port.counters_ext.items() if n in _EXTENDED}
+    values = {**counters, **hw_counters}
+    extended = [name for name in counters_ext if name in _EXTENDED]
     takes_over = not wide and bool(extended)
-    for name, value in port.counters_ext.items():
+    for name, value in counters_ext.items():
         if takes_over and name in _EXTENDED:
             values[_EXTENDED[name]] = value
         else:
@@ -66,17 +80,17 @@ def _hca_family(hca_type: str | None) -> str | None:
     return family_of(int(digits)) if digits.isascii() and digits.isdigit() else None
 
 
-def _rows(
+def port_rows(
     port: Port, wide: bool, host: str | None, unknown: str, ts: int | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows for ``ports`` and ``link_counters`` of one port."""
+    """The rows for ``ports`` and ``link_counters`` of one port; also for live sampling."""
     attributes = port.attributes
     node = guid(attributes.get("node_guid"))
     link_layer = attributes.get("link_layer")
     gid = attributes.get("gid", "")
     rate, width = parse_rate(attributes.get("rate", ""))
     same = {
-        "ts": port.read_ns if port.read_ns is not None else ts,
+        "ts": ts,
         "host": host,
         "device": port.device,
         "port": port.number,
@@ -96,7 +110,7 @@ def _rows(
         "device_family": _hca_family(attributes.get("hca_type")),
         "state": attributes.get("state", "").rpartition(":")[2].strip() or None,
     }
-    values, sixty_four = _merged(port, wide)
+    values, sixty_four = merged(port.counters, port.hw_counters, port.counters_ext, wide)
     return seen, {**same, **settle(values, wide=sixty_four)}
 
 
@@ -115,17 +129,11 @@ def _tree_id(ports: list[Port]) -> str:
     return f"unknown-{digest.hexdigest()[:12]}"
 
 
-def _items(
-    folders: list[Path],
-    context: Context,
-    ts: int | None,
-    now_ns: Callable[[], int] | None,
-    with_ports: bool,
-) -> Iterator[Item]:
+def _items(folders: list[Path], context: Context, ts: int | None) -> Iterator[Item]:
     host = context.host.lower() if context.host else None
     ports: list[Port] = []
     for folder in folders:
-        for found in read_ports(folder, now_ns=now_ns):
+        for found in read_ports(folder):
             if isinstance(found, Reject):
                 yield found
             else:
@@ -138,53 +146,12 @@ def _items(
         yield Note(f"no host and no GUID: links are {unknown}/<device>/<port> (--host names it)")
     seen, counted = RowBuffer("ports", context), RowBuffer("link_counters", context)
     for port in ports:
-        about, row = _rows(port, wide[port.device], host, unknown, ts)
-        if with_ports:
-            seen.add(about)
+        about, row = port_rows(port, wide[port.device], host, unknown, ts)
+        seen.add(about)
         if has_counters(row):
             counted.add(row)
     yield from seen.flush()
     yield from counted.flush()
-
-
-def sample(
-    root: Path,
-    now_ns: Callable[[], int],
-    host: str | None,
-    *,
-    with_ports: bool = True,
-    rejected: set[str] | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> Iterator[Item]:
-    """Read a live sysfs root once; the caller keeps the interval.
-
-    Args:
-        root: ``/sys``, ``/sys/class/infiniband``, or any other root of these shapes.
-        now_ns: Clock, nanoseconds since the epoch. Each port is stamped just before its counters
-            are read, so that reading many ports does not blur their rates. ``hw_counters`` can
-            be as old as their ``lifespan`` (10 ms by default).
-        host: This host's name; stored in lower case.
-        with_ports: Whether to yield rows of ``ports`` too: once at the start is enough.
-        rejected: Places that were rejected before: they are not reported again, and what is
-            rejected now is added. A counter that a driver never answers is then said once.
-        labels: Put into ``labels`` of each row.
-
-    Yields:
-        Rows of ``ports`` and ``link_counters``, and a reject per unreadable counter. A root
-        without devices yields one reject.
-    """
-    context = Context(host=host, labels=labels or {}, now_ns=now_ns)
-    folders = device_folders(root)
-    if not folders:
-        yield Reject(
-            str(root), "no InfiniBand device here", "load the driver, or name another root"
-        )
-    for item in _items(folders, context, None, now_ns, with_ports):
-        if isinstance(item, Reject) and rejected is not None:
-            if item.offset in rejected:
-                continue
-            rejected.add(item.offset)
-        yield item
 
 
 class IbSysfs(Collector):
@@ -217,7 +184,7 @@ class IbSysfs(Collector):
         trees = sorted({folder.parent for folder in folders})
         for tree in trees:  # several only where a folder above them was forced by --kind
             inside = [folder for folder in folders if folder.parent == tree]
-            yield from _items(inside, context, ts, None, True)
+            yield from _items(inside, context, ts)
 
 
 def _newest_mtime(folders: list[Path]) -> int | None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors_ib.helpers import NOW, claims, gather, port_tree, run
+from tests.collectors_ib.helpers import NOW, claims, port_tree, run
 from xtune.collectors._base import Reject
 from xtune.collectors._ib_sysfs_tree import read_file, read_ports
-from xtune.collectors.ib_sysfs import sample
 
 WORDS = {"port_xmit_data": 1000, "port_rcv_data": 2000}
 WIDE = {**WORDS, "unicast_xmit_packets": 5}
@@ -203,17 +202,3 @@ def test_port_guid_pci_and_netdev_of_a_live_shape(tmp_path: Path) -> None:
     (port,) = run("ib_sysfs", tmp_path).rows("ports")
     assert port["port_guid"] == "0xb83fd20300da1138"
     assert (port["pci"], port["netdev"]) == ("0000:18:00.0", "ibs1")
-
-
-def test_live_sampling_stamps_each_port_and_says_a_bad_counter_once(tmp_path: Path) -> None:
-    port_tree(tmp_path, "mlx5_0", counters={**WIDE, "VL15_dropped": "N/A (no PMA)"})
-    port_tree(tmp_path, "mlx5_1", counters=WIDE)
-    ticks = iter(range(100, 200))
-    said: set[str] = set()
-    first = gather(sample(tmp_path, lambda: next(ticks), "H1", rejected=said))
-    second = gather(sample(tmp_path, lambda: next(ticks), "H1", with_ports=False, rejected=said))
-    assert [r["ts"] for r in first.counters + second.counters] == [100, 101, 102, 103]
-    assert [p["ts"] for p in first.rows("ports")] == [100, 101] and second.rows("ports") == []
-    assert {r["host"] for r in first.counters} == {"h1"}
-    assert len(first.rejects) == 1 and second.rejects == []
-    assert gather(sample(tmp_path / "gone", lambda: 0, None)).rejects[0].reason

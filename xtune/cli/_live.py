@@ -1,24 +1,169 @@
-"""Samples this host's InfiniBand counters on a drift-free clock."""
+"""Samples this host's network counters on a drift-free clock."""
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
-from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import typer
+
+from xtune.cli._live_stop import Status, Stop
+from xtune.cli._live_writer import LiveWriter
 from xtune.console import emit_json, note, say
-from xtune.errors import InputError, UsageError
+from xtune.errors import UsageError
 
 if TYPE_CHECKING:
-    from xtune.collectors import Context, Rows
-    from xtune.collectors._base import Item
+    from collections.abc import Iterator, Mapping
+
+    from xtune.collectors import Context, Reject, Rows
     from xtune.lake import Lake
 
-FLUSH_S = 10.0  # a killed collector loses at most this much
+FLUSH_S = 5.0  # a killed collector loses at most this much
 FASTEST_S = 0.01
+INTERRUPTED = 130
+
+
+class Readings(Protocol):
+    """What a sampler has read."""
+
+    def rows(self, context: Context) -> Iterator[Rows]:
+        """The rows; safe in another thread than the sampler's."""
+
+
+class Sampler(Protocol):
+    """Reads counters at each tick; holds them until they are taken.
+
+    Attributes:
+        parser: Name and version of the collector whose rows these are.
+        messages: What a user should know, to be said once and removed.
+        rejected: Place -> what could not be read there.
+    """
+
+    parser: tuple[str, int]
+    messages: list[str]
+    rejected: dict[str, Reject]
+
+    @property
+    def ports(self) -> int:
+        """Number of ports here now."""
+
+    def tick(self) -> None:
+        """Read every counter once."""
+
+    def take(self) -> Readings:
+        """What was read since the last call."""
+
+    def close(self) -> None:
+        """Close files."""
+
+
+class LiveRun:
+    """One run of live sampling.
+
+    Ticks lie at multiples of the interval from the start; a tick that was missed is counted,
+    never made up for. Rows are made and written by a second thread, so that a slow disk costs no
+    tick.
+
+    Args:
+        lake: Where rows go.
+        sampler: Reads the counters.
+        context: Labels; whose data it is.
+        host: This host.
+        place: What is sampled, for the ledger.
+        stop: Asked between ticks.
+        status: Says how it goes.
+        flush_s: Time between writes.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        sampler: Sampler,
+        context: Context,
+        *,
+        host: str,
+        place: Path,
+        stop: Stop,
+        status: Status,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self.samples = self.missed = 0
+        self.host = host
+        self._sampler = sampler
+        self._context = context
+        self._stop = stop
+        self._status = status
+        self._flush_s = flush_s
+        self._said: set[str] = set()
+        self.writer = LiveWriter(
+            lake,
+            name=f"{host}:{place}, live",
+            path=place,
+            parser=sampler.parser,
+            host=host,
+            say=status.note,
+        )
+
+    def run(self, interval_s: float, duration_s: float | None) -> None:
+        """Sample until ``duration_s`` is over or somebody asks to stop; writes the rest.
+
+        Raises:
+            LakeError: The lake cannot be written at the end.
+        """
+        tick = 0
+        began = flushed = time.monotonic()
+        pending: Future[int] | None = None
+        with ThreadPoolExecutor(1) as pool:
+            while duration_s is None or tick * interval_s < duration_s:
+                wait = began + tick * interval_s - time.monotonic()
+                if -wait >= interval_s:
+                    skipped = int(-wait / interval_s)
+                    self.missed += skipped
+                    tick += skipped
+                    continue
+                if self._stop.wait(wait):
+                    break
+                self._sampler.tick()
+                self.samples += 1
+                tick += 1
+                if time.monotonic() - flushed >= self._flush_s and self._done(pending):
+                    pending = pool.submit(self._flush, self._sampler.take())
+                    flushed = time.monotonic()
+        self._done(pending)
+        self.writer.finish(list(self._sampler.take().rows(self._context)))
+        self._tell()
+        self._status.end()
+
+    def _done(self, pending: Future[int] | None) -> bool:
+        """Whether the flush under way has ended; an exception in it comes through."""
+        if pending is None:
+            return True
+        if not pending.done():
+            return False
+        pending.result()
+        return True
+
+    def _flush(self, readings: Readings) -> int:
+        count = self.writer.flush(list(readings.rows(self._context)))
+        self._tell()
+        waiting = f", {self.writer.held} rows wait" if self.writer.held else ""
+        self._status.show(
+            f"{self.host}: {self._sampler.ports} ports, {self.samples} samples, "
+            f"{self.missed} missed, {self.writer.rows} rows flushed{waiting}"
+        )
+        return count
+
+    def _tell(self) -> None:
+        messages = self._sampler.messages
+        while messages:
+            self._status.note(messages.pop(0))
+        for place, reject in list(self._sampler.rejected.items()):
+            if place not in self._said:
+                self._said.add(place)
+                self._status.note(f"rejected: {place}: {reject.reason}: null")
 
 
 def sample_host(
@@ -29,113 +174,66 @@ def sample_host(
     interval_s: float,
     duration_s: float | None,
     json: bool,
+    procfs: Path | None = None,
+    flush_s: float = FLUSH_S,
+    report_s: float | None = None,
 ) -> None:
     """Sample until ``duration_s`` is over or an interrupt; what was flushed is kept.
 
-    Ticks lie at multiples of the interval from the start; a tick that was missed is counted,
-    never made up for.
+    Args:
+        lake: Where rows go.
+        root: Root of the sysfs tree.
+        context: Host and labels.
+        interval_s: Time between ticks.
+        duration_s: How long; None until interrupted.
+        json: One document on stdout at the end.
+        procfs: Root of the proc tree; ``/proc`` where ``root`` is ``/sys``, else none.
+        flush_s: Time between writes.
+        report_s: Time between lines on a stderr that is no terminal; a minute by default.
 
     Raises:
-        InputError: No InfiniBand device below ``root``.
+        InputError: There is nothing to sample.
         UsageError: An interval below 10 ms.
+        LakeError: The lake could not be written at the end.
+        typer.Exit: 130 after an interrupt.
     """
-    from xtune.collectors.ib_sysfs import sample
+    from xtune.collectors._live import open_sampler
 
     if interval_s < FASTEST_S:
         raise UsageError("--interval: the fastest is 10ms")
-    if not (root / "class" / "infiniband").is_dir():
-        raise InputError(
-            f"there is no InfiniBand device below {root}/class/infiniband",
-            "name files to read, or --sysfs DIR",
-        )
+    stop = Stop()
+    stop.install()
     host = context.host or socket.gethostname().lower()
-    held: list[Rows] = []
-    source = secrets.token_hex(6)
-    rejected: set[str] = set()
-    rows = missed = tick = 0
+    if procfs is None and root == Path("/sys"):
+        procfs = Path("/proc")
+    sampler = open_sampler(root, procfs, host)
+    status = Status() if report_s is None else Status(report_s)
+    run = LiveRun(
+        lake, sampler, context, host=host, place=root, stop=stop, status=status, flush_s=flush_s
+    )
     until = "until interrupted" if duration_s is None else f"for {duration_s:g} s"
-    note(f"sampling {host} every {interval_s:g} s {until}")
-    began = flushed = time.monotonic()
+    note(f"sampling {sampler.ports} ports of {host} every {interval_s:g} s {until}")
     try:
-        while duration_s is None or tick * interval_s < duration_s:
-            wait = began + tick * interval_s - time.monotonic()
-            if wait > 0:
-                time.sleep(wait)
-            elif -wait >= interval_s:
-                skipped = int(-wait / interval_s)
-                missed += skipped
-                tick += skipped
-            items = sample(
-                root,
-                time.time_ns,
-                host,
-                with_ports=tick == missed,
-                rejected=rejected,
-                labels=context.labels,
-            )
-            held += _rows(items)
-            tick += 1
-            if time.monotonic() - flushed >= FLUSH_S:
-                rows += _flush(lake, held, source, host, root)
-                flushed = time.monotonic()
-    except KeyboardInterrupt:
-        note("interrupted: what was sampled is kept")
-    rows += _flush(lake, held, source, host, root)
+        run.run(interval_s, duration_s)
+    finally:
+        status.end()
+        sampler.close()
+    _summary(run, sampler.rejected, json)
+    if stop.asked:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _summary(run: LiveRun, rejected: Mapping[str, Reject], json: bool) -> None:
     if json:
         emit_json(
             {
                 "schema": 1,
-                "host": host,
-                "samples": tick - missed,
-                "missed": missed,
-                "rows": rows,
+                "host": run.host,
+                "samples": run.samples,
+                "missed": run.missed,
+                "rows": run.writer.rows,
                 "rejected": len(rejected),
             }
         )
         return
-    say(f"{host}: {tick - missed} samples, {missed} missed ticks, {rows} rows")
-    for place in sorted(rejected):
-        note(f"rejected: {place}: could not be read, null")
-
-
-def _rows(items: Iterator[Item]) -> list[Rows]:
-    from xtune.collectors import Rows
-
-    return [item for item in items if isinstance(item, Rows)]
-
-
-def _flush(lake: Lake, held: list[Rows], source: str, host: str, root: Path) -> int:
-    """Write what is held in one transaction; returns the number of rows.
-
-    All flushes of one run are one input of the ledger: ``source`` is its id.
-    """
-    import pyarrow as pa
-
-    from xtune.collectors.ib_sysfs import COLLECTOR
-    from xtune.lake import InputRecord
-
-    by_table: dict[str, list[pa.RecordBatch]] = {}
-    for item in held:
-        by_table.setdefault(item.table, []).append(item.batch)
-    count = sum(int(item.batch.num_rows) for item in held)
-    if by_table:
-        with lake.begin() as transaction:
-            for name, batches in by_table.items():
-                transaction.write(name, pa.Table.from_batches(batches), source=source)
-            transaction.record(
-                InputRecord(
-                    id=source,
-                    name=f"{host}:{root}, live",
-                    path=str(root.absolute()),
-                    content=source,  # what was sampled cannot be read again
-                    size=0,
-                    head="",
-                    parser=COLLECTOR.name,
-                    parser_version=COLLECTOR.version,
-                    whose={"host": host},
-                    time_ns=time.time_ns(),
-                )
-            )
-            transaction.commit()
-    held.clear()
-    return count
+    say(f"{run.host}: {run.samples} samples, {run.missed} missed ticks, {run.writer.rows} rows")

@@ -61,6 +61,9 @@ def run(
     sysfs: Annotated[Path, typer.Option("--sysfs", help="Live: root of the sysfs tree.")] = Path(
         "/sys"
     ),
+    procfs: Annotated[
+        Path | None, typer.Option("--procfs", help="Live: root of the proc tree.")
+    ] = None,
     strict: StrictOption = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -80,6 +83,7 @@ def run(
             context,
             interval_s=parse_duration_s(interval, "--interval"),
             duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            procfs=procfs,
             json=json,
         )
         return

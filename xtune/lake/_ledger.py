@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,10 @@ class Ledger:
         write_atomically(self.folder / f"{stem}.json", _dump(entry))
         state = self.load()
         if state.tail > max(MIN_TAIL, len(state.files) // TAIL_SHARE):
-            self.checkpoint()
+            # The entry is in: a disk too full for a checkpoint must not make its writer think
+            # otherwise. The next entry tries again.
+            with suppress(OSError):
+                self.checkpoint()
 
     def checkpoint(self, forget: Iterable[str] = ()) -> None:
         """Fold all entries into one file and delete them; call it under :meth:`lock`.

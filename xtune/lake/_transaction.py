@@ -50,6 +50,7 @@ class Transaction:
         self._done: list[tuple[Path, DataFile]] = []
         self._removes: dict[str, DataFile] = {}
         self._records: dict[str, InputRecord] = {}
+        self._extends: dict[str, InputRecord] = {}
         self._supersedes: list[Supersedes] = []
         self._finished = False
 
@@ -117,7 +118,13 @@ class Transaction:
         self._check_unfinished()
         self._removes[self._name(file)] = file
 
-    def record(self, record: InputRecord, supersedes: Supersedes | None = None) -> None:
+    def record(
+        self,
+        record: InputRecord,
+        supersedes: Supersedes | None = None,
+        *,
+        extends: InputRecord | None = None,
+    ) -> None:
         """Enter an input in the ledger.
 
         Args:
@@ -125,9 +132,13 @@ class Transaction:
             supersedes: Given the lake's inputs, the ids of those whose rows (rejects too) this
                 input replaces. Asked at commit, so that it also knows what other processes
                 recorded meanwhile.
+            extends: The record of the same id that this one takes the place of, because rows are
+                added to the input. At commit it must still be what the ledger holds.
         """
         self._check_unfinished()
         self._records[record.id] = record
+        if extends is not None:
+            self._extends[record.id] = extends
         if supersedes is not None:
             self._supersedes.append(supersedes)
 
@@ -178,9 +189,13 @@ class Transaction:
             raise ConflictError(
                 f"{gone[0]}: another process replaced it meanwhile", "run it again"
             )
-        known = [id for id in self._records if id in state.inputs]
-        if known:
-            raise ConflictError(f"input {known[0]} is in the lake already")
+        for id in self._records:
+            if state.inputs.get(id) != self._extends.get(id):
+                raise ConflictError(
+                    f"input {id} was written by another process"
+                    if id in self._extends
+                    else f"input {id} is in the lake already"
+                )
 
     def _publish(
         self,

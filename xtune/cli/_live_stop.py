@@ -1,0 +1,76 @@
+"""How a command that runs until somebody ends it is ended, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+from xtune.console import note, visible
+
+REPORT_S = 60.0  # a line in a log, where no terminal shows a status line
+
+
+class Stop:
+    """Turns an interrupt (Ctrl-C) or SIGTERM into a request, so that no write is torn apart.
+
+    A second one no longer waits for the write that is under way.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.asked = False
+
+    def install(self) -> None:
+        """Take the signals over; only the main thread of a process can."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._take)
+            signal.signal(signal.SIGTERM, self._take)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, at most until somebody asks to stop; whether somebody did."""
+        if seconds > 0:
+            self._event.wait(seconds)
+        return self.asked
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._event.set()
+
+
+class Status:
+    """One line on stderr that says how it goes: in place on a terminal, else now and then.
+
+    Args:
+        every_s: Time between lines where stderr is no terminal.
+    """
+
+    def __init__(self, every_s: float = REPORT_S) -> None:
+        self._every_s = every_s
+        self._said_s = -every_s
+        self._terminal = sys.stderr.isatty()
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Say it now, or leave it out where a line was said just before."""
+        if self._terminal:
+            print(f"\r{visible(text)}\x1b[K", end="", file=sys.stderr, flush=True)
+            self._shown = True
+        elif time.monotonic() - self._said_s >= self._every_s:
+            self._said_s = time.monotonic()
+            note(text)
+
+    def note(self, text: str) -> None:
+        """Say something in a line of its own."""
+        self.end()
+        note(text)
+
+    def end(self) -> None:
+        """Leave the status line as it is and go to the next."""
+        if self._shown:
+            print(file=sys.stderr)
+            self._shown = False
