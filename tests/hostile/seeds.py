@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.hostile import seeds_fabric, seeds_nccl, seeds_training
+from tests.hostile import seeds_fabric, seeds_nccl, seeds_tools, seeds_training
 from tests.hostile.seed import Seed
 
-SEEDS: dict[str, Seed] = {**seeds_fabric.SEEDS, **seeds_nccl.SEEDS, **seeds_training.SEEDS}
+_PARTS = (seeds_fabric.SEEDS, seeds_nccl.SEEDS, seeds_tools.SEEDS, seeds_training.SEEDS)
+
+SEEDS: dict[str, Seed] = {name: seed for part in _PARTS for name, seed in part.items()}

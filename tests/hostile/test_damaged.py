@@ -1,4 +1,4 @@
-"""Damaged inputs of every format, a short run of ``make fuzz``: no error, no hang, no wrong row."""
+"""Damaged inputs of every format, a short run of ``make fuzz``: no error, hang or wrong row."""
 
 from __future__ import annotations
 
