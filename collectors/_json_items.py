@@ -21,6 +21,7 @@ _HEADER = 1 << 22
 #: An element longer than this is left out.
 MAX_ITEM = 1 << 24
 _BETWEEN = re.compile(r"[\s,]*")
+_HALF = re.compile(r"[A-Za-z0-9.+-]{0,64}\s*$")  # of a literal, at the end of the text
 _DECODER = json.JSONDecoder()
 
 
@@ -47,7 +48,8 @@ class Elements:
 
     Attributes:
         header: Values that stand before the array in its object; once iteration has begun.
-        cut: Whether the file ends within the array, once iterated.
+        cut: Byte at which the element begins within which, or before which, the file ends; null
+            where the array is closed, once iterated.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class Elements:
         self._next = re.compile(rf"\}}\s*,\s*(?={start})")
         self._mend = mend
         self.header: dict[str, Any] = {}
-        self.cut = False
+        self.cut: int | None = None
         self._text = ""
         self._at = self._base = 0
         self._ended = False
+        self._unfinished = False  # the last error was that the text ended
         self._damage: str | None = None
 
     def __iter__(self) -> Iterator[Element | Reject]:
@@ -133,7 +136,7 @@ class Elements:
             if self._at >= len(self._text):
                 if self._more():
                     continue
-                self.cut = True
+                self.cut = self._base + self._at
                 return
             if self._text[self._at] == "]":
                 return
@@ -142,8 +145,10 @@ class Elements:
             if error is None:
                 self._at = end
             else:
-                value, last = self._recover()
-                if value is None and not self.cut:
+                value, last, cut = self._recover()
+                if cut:
+                    self.cut = start
+                elif value is None:
                     yield Reject(f"byte {start}", f"an element that is not JSON: {error}")
             if isinstance(value, dict):
                 yield Element(start, value)
@@ -161,16 +166,19 @@ class Elements:
                 near = error.pos >= len(self._text) - 16 or error.msg.startswith("Unterminated")
                 if near and len(self._text) - self._at < MAX_ITEM and self._more():
                     continue
+                at_end = _HALF.match(self._text, error.pos) is not None
+                self._unfinished = at_end or error.msg.startswith("Unterminated")
                 return None, 0, error.msg
             except ValueError:  # Python refuses integers of more than 4300 digits
                 return None, 0, "a number of thousands of digits"
 
-    def _recover(self) -> tuple[Any, bool]:
+    def _recover(self) -> tuple[Any, bool, bool]:
         """Mend the element at this place or pass over it.
 
         Returns:
-            What it is or null, and whether none follows it; ``cut`` where the file ends in it.
+            What it is or null, whether none follows it, and whether the file ends within it.
         """
+        cut = False
         while True:
             found = self._next.search(self._text, self._at + 1)
             if found or not self._more():
@@ -182,12 +190,12 @@ class Elements:
         else:
             body, self._at = self._text[self._at :].rstrip(), len(self._text)
             body = body.removesuffix("]").rstrip().rstrip(",")
-            self.cut = not body.endswith("}")
+            cut = self._unfinished
         try:
-            value = json.loads(self._mend(body)) if self._mend and not self.cut else None
+            value = json.loads(self._mend(body)) if self._mend and not cut else None
         except (ValueError, RecursionError):
             value = None
-        return value, not found
+        return value, not found, cut
 
 
 def _header(before: str) -> dict[str, Any]:

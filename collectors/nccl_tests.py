@@ -111,7 +111,7 @@ def _json(source: Source, context: Context, key: str | None) -> Iterator[Item]:
         if rows.full:
             yield from rows.flush()
     yield from rows.flush()
-    if elements.cut:
+    if elements.cut is not None:
         yield Note("the file ends within the results: the test was stopped; what is whole is kept")
     if not count:
         yield Note("no result in this report")
