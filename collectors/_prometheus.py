@@ -1,4 +1,4 @@
-"""Rows of ``link_counters`` and ``ports`` made of Prometheus series, one port at a time."""
+"""Rows of ``link_counters``, ``ports`` and ``topology_links`` made of Prometheus series."""
 
 from __future__ import annotations
 
@@ -9,155 +9,185 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from xtune.collectors._base import Context, RowBuffer, Rows
+from xtune.collectors._base import Context, Item, Reject, RowBuffer
 from xtune.collectors._ib import (
-    DATA,
     LANE_GBPS,
     PORT_STATES,
     WORD_BYTES,
     family_of,
     guid,
-    has_counters,
-    is_wide,
     link_id,
-    settle,
     told_unit,
 )
+from xtune.collectors._ib_topology import End, Fabric
+from xtune.collectors._prometheus_counters import PortFacts, counter_rows, weigh_block
 from xtune.collectors._prometheus_names import (
-    GAUGES,
     GUILBAULTS,
     NODE,
-    NODE_LEGACY,
+    PHYSICAL,
     RATE,
     SPEED,
     STATE,
     TREYDOCK,
+    UPLINK,
     WIDTH,
     host_of,
 )
+from xtune.collectors._prometheus_samples import NO_TIME, Samples
+from xtune.collectors._prometheus_unit import Units
 
-#: Largest mean packet: an MTU of 4,096 octets and its headers.
-_MAX_PACKET = 4300
-#: Smallest packet: local route header, base transport header, check sum.
-_MIN_PACKET = 24
-
-Samples = dict[int | None, int | float | None]
+Gauge = dict[int, int | float]
+AMBIGUOUS = (
+    "data taken as bytes; versions before treydock/infiniband_exporter#33 exported words "
+    "(--map data_unit_bytes=4)"
+)
+_REPEATED = "an exposition is one scrape, a response holds each sample once"
 
 
 @dataclass(slots=True)
 class Group:
-    """All series of one port: the labels they share, and samples by meaning."""
+    """All series of one port, GPU or kind of operation: the labels they share, and gauges.
+
+    ``gauges``: by meaning, then by time (nanoseconds since the epoch or NO_TIME).
+    """
 
     exporter: str
     labels: dict[str, str]
-    series: dict[str, Samples] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What makes series belong together: the exporter and every label but the name."""
-
-    exporter: str
-    labels: tuple[tuple[str, str], ...]
-
-
-def key_of(exporter: str, labels: Mapping[str, str]) -> Key:
-    """The key of a series' labels."""
-    return Key(exporter, tuple(sorted((k, v) for k, v in labels.items() if k != "__name__")))
+    gauges: dict[str, Gauge] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Names:
-    """What ``info`` metrics say of a device or node, by the labels that name it."""
+    """What labels with the value 1 say of a device, node or cable."""
 
     about: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    fabric: Fabric = field(default_factory=Fabric)
 
-    def learn(self, exporter: str, labels: Mapping[str, str]) -> None:
+    def learn(self, exporter: str, meaning: str, labels: Mapping[str, str]) -> None:
         """Take an info series."""
-        if exporter == NODE:
+        if meaning == UPLINK:
+            name = (labels.get("switch") or labels.get("hca"), labels.get("uplink"))
+            far = (labels.get("uplink_guid"), labels.get("uplink_port"))
+            near = (labels.get("guid"), labels.get("port"))
+            kinds = ("hca" in labels, labels.get("uplink_type") == "CA")
+            self.cable(near, far, name, kinds)
+        elif exporter == NODE:
             digits = labels.get("hca_type", "").removeprefix("MT")
             family = family_of(int(digits)) if re.fullmatch(r"\d{1,6}", digits, re.A) else None
             self.about[_device(labels)] = {"device_family": family}
         else:
-            name = labels.get("switch") or labels.get("hca") or ""
-            self.about[(labels.get("guid", ""),)] = {"node_description": name.strip() or None}
+            name_of = labels.get("switch") or labels.get("hca") or ""
+            self.about[(labels.get("guid", ""),)] = {"node_description": name_of.strip() or None}
+
+    def cable(
+        self,
+        near: tuple[str | None, str | None],
+        far: tuple[str | None, str | None],
+        names: tuple[str | None, str | None],
+        adapters: tuple[bool, bool],
+    ) -> None:
+        """Note a link: GUID and port of both ends, their descriptions, which are adapters."""
+        ends = []
+        for (text, port), name, adapter in zip((near, far), names, adapters, strict=True):
+            node, number = guid(text), _port(port or "")
+            if node is None or number is None:
+                return
+            self.fabric.node(node, adapter, (name or "").strip() or None)
+            ends.append(End(node, number))
+        self.fabric.link(ends[0], ends[1], None, None)
 
 
 def _device(labels: Mapping[str, str]) -> tuple[str, ...]:
     return labels.get("instance", ""), labels.get("job", ""), labels.get("device", "")
 
 
-class Writer:
-    """Makes ``link_counters`` and ``ports`` rows of groups."""
+class Ports:
+    """Makes rows of the series of ports, a block of whole ports at a time.
+
+    Args:
+        context: What the user says.
+        names: What info series say; filled before the first :meth:`flush`.
+        unknown: Stands for the host of ports where nothing tells it.
+    """
 
     def __init__(self, context: Context, names: Names, unknown: str) -> None:
-        self.counted = RowBuffer("link_counters", context)
-        self.seen = RowBuffer("ports", context)
+        self.samples = Samples()
         self.notes: Counter[str] = Counter()
+        self.names = names
+        self.unknown = unknown
+        self.units = Units()
+        self._told = told_unit(context.column_map)
         self._context = context
-        self._names = names
-        self._unknown = unknown
+        self._groups: list[Group] = []
+        self._seen = RowBuffer("ports", context)
+        self._warned: set[str] = set()
 
-    def add(self, group: Group) -> Iterator[Rows]:
-        """Take all series of one port."""
-        same = self._identity(group)
-        if same is None:
-            self.notes["series without a port that can be told: left"] += len(group.series)
-            return
-        identity, about, labels = same
-        rates, states = (_Steps(gauge) for gauge in self._gauges(group))
-        series = {k: v for k, v in group.series.items() if k not in GAUGES}
-        unit = self._unit(group)
-        wide = group.exporter != NODE or any(
-            is_wide({k: int(v)}, unit)
-            for k, samples in series.items()
-            for v in samples.values()
-            if v is not None
-        )
-        if group.exporter == NODE:
-            series, wide = _legacy(series, wide)
-        times = {t for samples in series.values() for t in samples}
-        for ts in sorted(times, key=_first_null):
-            values = {}
-            for name, samples in series.items():
-                value = samples.get(ts)
-                if value is not None:
-                    values[name] = int(value)
-            row = settle(values, wide=wide, wide_errors=group.exporter == TREYDOCK, unit=unit)
-            if has_counters(row):
-                rate = rates.at(ts)
-                self.counted.add(
-                    {**identity, **row, "ts": ts, "rate_gbps": rate, "labels": labels}
-                )
-            if self.counted.full:
-                yield from self.counted.flush()
-        yield from self._port_rows({**identity, **about}, rates, states, labels)
+    def group(self, exporter: str, labels: Mapping[str, str]) -> tuple[int, Group]:
+        """A new group of the block: its index, and where gauges go."""
+        self._groups.append(Group(exporter, {k: v for k, v in labels.items() if k != "__name__"}))
+        return len(self._groups) - 1, self._groups[-1]
 
-    def finish(self) -> Iterator[Rows]:
-        """Yield what is left."""
-        yield from self.seen.flush()
-        yield from self.counted.flush()
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def flush(self, place: str) -> Iterator[Item]:
+        """Rows of all groups since the last flush; ``place`` names what rejects count in."""
+        facts: list[PortFacts | None] = []
+        for group in self._groups:
+            same = self._identity(group)
+            if same is None:
+                self.notes["series without a port that can be told: left"] += 1
+                facts.append(None)
+                continue
+            identity, about, labels = same
+            rates, states, physical = self._gauges(group, identity)
+            yield from self._port_rows({**identity, **about}, rates, states, physical, labels)
+            facts.append(PortFacts(group.exporter, group.labels, identity, labels, rates))
+        if any(group.exporter == TREYDOCK for group in self._groups) and not self.units.frozen:
+            labels_of = [g.labels if g.exporter == TREYDOCK else None for g in self._groups]
+            for instance, data, packets in weigh_block(self.samples, labels_of):
+                self.units.weigh(instance, data, packets)
+        self._groups = []
+        rows, conflicts = counter_rows(self.samples, facts, self._unit, self._context)
+        yield from rows
+        for (where, name), count in Counter(conflicts).items():
+            times = f" ({count} times)" if count > 1 else ""
+            reason = f"{self.samples.names[name]}: said before, with another value{times}"
+            yield Reject(f"{place} {where}", reason, _REPEATED)
+        yield from self._seen.flush()
+
+    def finish(self) -> Iterator[Item]:
+        """Yield what the whole input says: the cables."""
+        if self.names.fabric.links:
+            yield from self.names.fabric.rows(None, self._context)
 
     def _port_rows(
         self,
         identity: dict[str, Any],
-        rates: _Steps,
-        states: _Steps,
+        rates: Steps,
+        states: Gauge,
+        physical: Gauge,
         labels: dict[str, str] | None,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[Item]:
         """A row where a port is first seen, and where its rate or state changes."""
-        before: tuple[float | None, str | None] | None = None
-        times = rates.by_time.keys() | states.by_time.keys()
-        for ts in sorted(times, key=_first_null):
-            now = rates.at(ts), states.at(ts)
+        before: tuple[Any, ...] | None = None
+        state_steps, physical_steps = Steps(states), Steps(physical)
+        for ts in sorted(rates.by_time.keys() | states.keys() | physical.keys()):
+            number = state_steps.at(ts)
+            code = physical_steps.at(ts)
+            state = None if number is None else PORT_STATES.get(int(number))
+            now = rates.at(ts), state, code
             if now != before:
-                row = {**identity, "ts": ts, "rate_gbps": now[0], "state": now[1]}
-                self.seen.add({**row, "labels": labels})
+                extra = None if code is None else {"physical_state_id": str(int(code))}
+                row = {**identity, "ts": None if ts == NO_TIME else ts}
+                row |= {"rate_gbps": now[0], "state": state, "extra": extra, "labels": labels}
+                self._seen.add(row)
             before = now
         if before is None:
-            self.seen.add({**identity, "labels": labels})
-        if self.seen.full:
-            yield from self.seen.flush()
+            self._seen.add({**identity, "labels": labels})
+        if self._seen.full:
+            yield from self._seen.flush()
 
     def _identity(
         self, group: Group
@@ -171,74 +201,66 @@ class Writer:
                 return None
             host = host.lower() if host else None
             row = {"host": host, "device": device, "port": port}
-            row["link"] = link_id(None, host, device, port, self._unknown)
-            return row, self._names.about.get(_device(group.labels), {}), labels or None
+            row["link"] = link_id(None, host, device, port, self.unknown)
+            return row, self.names.about.get(_device(group.labels), {}), labels or None
         if group.exporter == TREYDOCK:
             text, port = labels.pop("guid", ""), _port(labels.pop("port", ""))
-            about = dict(self._names.about.get((text,), {}))
+            about = dict(self.names.about.get((text,), {}))
         else:
             text, port = labels.pop("local_guid", ""), _port(labels.pop("local_port", ""))
-            about = {"node_description": labels.pop("local_name", "").strip() or None}
+            name = labels.pop("local_name", "").strip() or None
+            about = {"node_description": name}
+            self.names.cable(
+                (text, group.labels.get("local_port")),
+                (labels.get("remote_guid"), labels.get("remote_port")),
+                (name, labels.get("remote_name")),
+                (labels.get("component") == "ca", _is_adapter(labels.get("remote_name"))),
+            )
         node = guid(text)
         if node is None or port is None:
             return None
         row = {"port": port, "node_guid": node, "link": link_id(node, None, "", port, "")}
         return row, {**about, "link_layer": "InfiniBand"}, labels or None
 
-    def _gauges(
-        self, group: Group
-    ) -> tuple[dict[int | None, float | None], dict[int | None, str | None]]:
-        """Rate in Gb/s and state by time."""
-        rates: dict[int | None, float | None] = {}
-        for ts, value in group.series.get(RATE, {}).items():
+    def _gauges(self, group: Group, identity: dict[str, Any]) -> tuple[Steps, Gauge, Gauge]:
+        """Rate in Gb/s, logical and physical state, by time."""
+        rates: dict[int, Any] = {}
+        for ts, value in group.gauges.get(RATE, {}).items():
             rates[ts] = value * 8 / 1e9 if value else None
-        widths = group.series.get(WIDTH, {})
-        for ts, value in group.series.get(SPEED, {}).items():
+        widths = group.gauges.get(WIDTH, {})
+        for ts, value in group.gauges.get(SPEED, {}).items():
             lanes, lane = widths.get(ts), _lane(value)
             rates[ts] = lanes * lane if lanes and lane else None
-        states: dict[int | None, str | None] = {}
-        for ts, value in group.series.get(STATE, {}).items():
-            states[ts] = PORT_STATES.get(int(value)) if value is not None else None
-        return rates, states
+        node = identity.get("node_guid")
+        if not rates and node in self.names.rates:
+            rates[NO_TIME] = self.names.rates[node]
+        return Steps(rates), group.gauges.get(STATE, {}), group.gauges.get(PHYSICAL, {})
 
-    def _unit(self, group: Group) -> int:
+    def learn_rate(self, labels: Mapping[str, str], value: float) -> None:
+        """Take the rate of all ports of an adapter, in bytes per second."""
+        node = guid(labels.get("guid"))
+        if node and value > 0:
+            self.names.rates[node] = value * 8 / 1e9
+
+    def _unit(self, exporter: str, labels: Mapping[str, str], has_data: bool) -> int:
         """Bytes of a unit of the data counters of a port."""
-        told = told_unit(self._context.column_map)
-        if told is not None:
-            return told
-        if group.exporter == GUILBAULTS:
+        if self._told is not None:
+            return self._told
+        if exporter == GUILBAULTS:
             return WORD_BYTES
-        if group.exporter == NODE:
+        if exporter == NODE:
             return 1
-        for data, packets in (
-            ("port_xmit_data", "port_xmit_packets"),
-            ("port_rcv_data", "port_rcv_packets"),
-        ):
-            total = max((v for v in group.series.get(data, {}).values() if v), default=0)
-            number = max((v for v in group.series.get(packets, {}).values() if v), default=0)
-            if number and total * WORD_BYTES / number > _MAX_PACKET:
-                return 1
-            if number and 0 < total / number < _MIN_PACKET:
-                return WORD_BYTES
-        if any(name in group.series for name in DATA):
-            self.notes[
-                "data taken as bytes; versions before treydock/infiniband_exporter#33 exported "
-                "words (--map data_unit_bytes=4)"
-            ] += 1
-        return 1
+        instance = labels.get("instance", "")
+        known = self.units.of(instance)
+        if known is None and has_data and instance not in self._warned:
+            self._warned.add(instance)
+            self.notes[AMBIGUOUS] += 1
+        return known or 1
 
 
-def _legacy(series: dict[str, Samples], wide: bool) -> tuple[dict[str, Samples], bool]:
-    """Let the extended set stand in for a 32-bit one; beside a 64-bit one it is ``extra``."""
-    extended = {k: v for k, v in series.items() if k in NODE_LEGACY}
-    if wide or not extended:
-        return series, wide
-    plain = {k: v for k, v in series.items() if k not in NODE_LEGACY}
-    return {**plain, **{NODE_LEGACY[k]: v for k, v in extended.items()}}, True
-
-
-def _first_null(ts: int | None) -> int:
-    return -1 if ts is None else ts
+def _is_adapter(description: str | None) -> bool:
+    """Whether a node calls itself as hosts' adapters do: ``node17 HCA-1``, ``node17 mlx5_0``."""
+    return bool(re.search(r"\b(HCA-\d|mlx[45]_\d)", description or ""))
 
 
 def _port(text: str) -> int | None:
@@ -251,16 +273,21 @@ def _lane(gbps: int | float | None) -> float | None:
     return max(near, default=None)
 
 
-class _Steps:
+class Steps:
     """A gauge over time: its value at a time, or the last before it."""
 
-    def __init__(self, by_time: Mapping[int | None, Any]) -> None:
+    def __init__(self, by_time: Mapping[int, Any]) -> None:
         self.by_time = by_time
-        self._known = sorted(t for t in by_time if t is not None)
+        self._known = sorted(by_time)
 
-    def at(self, ts: int | None) -> Any:
-        """The value in force at ``ts``."""
-        if ts in self.by_time or ts is None:
-            return self.by_time.get(ts)
+    def at(self, ts: int) -> Any:
+        """The value in force at ``ts``; one without a time counts for all."""
+        if ts in self.by_time:
+            return self.by_time[ts]
         index = bisect_right(self._known, ts)
         return self.by_time[self._known[index - 1]] if index else None
+
+    def only(self) -> tuple[bool, Any]:
+        """Whether all values are one, from before any time, and that value."""
+        values = set(self.by_time.values())
+        return not values or (len(values) == 1), next(iter(values), None)

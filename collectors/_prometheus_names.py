@@ -1,20 +1,34 @@
-"""Names of InfiniBand metrics of the Prometheus exporters, and the kernel's names for them.
+"""Names of metrics of the Prometheus exporters, and what they mean here.
 
-Three exporters are known: node_exporter (``node_infiniband_*``, data multiplied by 4),
+InfiniBand: node_exporter (``node_infiniband_*``, data multiplied by 4),
 treydock/infiniband_exporter (``infiniband_switch_*``, ``infiniband_hca_*``, multiplied by 4 since
 its issue #33, words before) and guilbaults/infiniband-exporter (``infiniband_*_total``, words).
+GPUs: dcgm-exporter (``DCGM_FI_*``, ``dcgm_*`` of its 1.x) and DLRover's xpu_timer
+(``XPU_TIMER_*``). Collectives: xpu_timer and NCCL Inspector (``nccl_*``).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from functools import cache
 
 from xtune.collectors._ib import U64_MAX
 
 NODE, TREYDOCK, GUILBAULTS = "node_exporter", "infiniband_exporter", "infiniband-exporter"
+DCGM, XPU_GPU = "dcgm-exporter", "xpu_timer"
+XPU_COLLECTIVE, INSPECTOR = "xpu_timer collectives", "NCCL Inspector"
+#: Exporters of ports, whose figures are counts but for the gauges below.
+PORTS = frozenset({NODE, TREYDOCK, GUILBAULTS})
+GPUS = frozenset({DCGM, XPU_GPU})
 RATE, STATE, INFO, SPEED, WIDTH = "rate", "state", "info", "speed", "width"
-GAUGES = frozenset({RATE, STATE, INFO, SPEED, WIDTH})
+#: Physical state by number; what is at the other end of a cable; the rate of all ports of a node.
+PHYSICAL, UPLINK, NODE_RATE = "physical", "uplink", "node_rate"
+GAUGES = frozenset({RATE, STATE, INFO, SPEED, WIDTH, PHYSICAL, UPLINK, NODE_RATE})
+#: Gauges that are labels, with the value 1.
+TOLD = frozenset({INFO, UPLINK})
+#: What to ask a server for, among which :func:`recognise` decides.
+FAMILIES = "node_infiniband_.+|infiniband_.+|DCGM_FI_.+|dcgm_.+|XPU_TIMER_.+|nccl_.+"
 
 _NODE_COUNTERS = {
     "port_data_transmitted_bytes_total": "port_xmit_data",
@@ -70,6 +84,7 @@ _NODE_COUNTERS = {
     "rx_icrc_encapsulated_errors_total": "rx_icrc_encapsulated",
     "rate_bytes_per_second": RATE,
     "state_id": STATE,
+    "physical_state_id": PHYSICAL,
     "info": INFO,
 }
 #: From ``counters_ext/`` of old kernels: the 64-bit set where the other is of 32 bits.
@@ -106,7 +121,46 @@ _GUILBAULTS_COUNTERS = {
     "portinactivediscards": "port_inactive_discards",
     "portdlidmappingerrors": "port_dlid_mapping_errors",
     "portneighbormtudiscards": "port_neighbor_mtu_discards",
+    "portswhoqlifetimelimitdiscards": "port_sw_hoq_lifetime_limit_discards",
+    "excessivebufferoverrunerrors": "excessive_buffer_overrun_errors",
+    "portrcvswitchrelayerrors": "port_rcv_switch_relay_errors",
+    "portxmitconstrainterrors": "port_xmit_constraint_errors",
+    "portrcvconstrainterrors": "port_rcv_constraint_errors",
+    "qp1dropped": "qp1_dropped",
 }
+_TREYDOCK_GAUGES = {
+    "info": INFO,
+    "uplink_info": UPLINK,
+    "port_rate_bytes_per_second": RATE,
+    "rate_bytes_per_second": NODE_RATE,
+}
+_INSPECTOR = re.compile(
+    r"nccl_(?:bus_bandwidth_gbs|p2p_bus_bandwidth_gbs|(?:collective|p2p)_(?:count|"
+    r"(?:slow_event_)?exec_time_(?:(?:sum|min|p50|p95|p99|max)_)?microseconds)"
+    r"|(?:collectives|p2p)(?:_dropped)?_total)"
+)
+
+
+#: The names of dcgm-exporter 1.x (its etc/1.x-compatibility-metrics.csv).
+DCGM_1 = {
+    "dcgm_gpu_utilization": "DCGM_FI_DEV_GPU_UTIL",
+    "dcgm_fb_used": "DCGM_FI_DEV_FB_USED",
+    "dcgm_fb_free": "DCGM_FI_DEV_FB_FREE",
+    "dcgm_power_usage": "DCGM_FI_DEV_POWER_USAGE",
+    "dcgm_total_energy_consumption": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+    "dcgm_sm_clock": "DCGM_FI_DEV_SM_CLOCK",
+    "dcgm_memory_clock": "DCGM_FI_DEV_MEM_CLOCK",
+    "dcgm_gpu_temp": "DCGM_FI_DEV_GPU_TEMP",
+    "dcgm_memory_temp": "DCGM_FI_DEV_MEMORY_TEMP",
+    "dcgm_mem_copy_utilization": "DCGM_FI_DEV_MEM_COPY_UTIL",
+    "dcgm_xid_errors": "DCGM_FI_DEV_XID_ERRORS",
+    "dcgm_nvlink_bandwidth_total": "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+    "dcgm_fi_prof_gr_engine_active": "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+    "dcgm_fi_prof_sm_active": "DCGM_FI_PROF_SM_ACTIVE",
+    "dcgm_fi_prof_nvlink_tx_bytes": "DCGM_FI_PROF_NVLINK_TX_BYTES",
+    "dcgm_fi_prof_nvlink_rx_bytes": "DCGM_FI_PROF_NVLINK_RX_BYTES",
+}
+_LONGEST = 200
 
 
 def _treydock_name(rest: str) -> str:
@@ -118,23 +172,46 @@ def _treydock_name(rest: str) -> str:
     return bare.get(name, f"port_{name}")
 
 
-def recognise(metric: str) -> tuple[str, str] | None:
-    """Exporter and meaning of a metric name: a kernel counter name, a gauge, or ``None``."""
+@cache
+def _ports(metric: str) -> tuple[str, str] | None:
     if metric.startswith("node_infiniband_"):
         rest = metric.removeprefix("node_infiniband_")
         if rest in NODE_LEGACY:
             return NODE, rest
         known = _NODE_COUNTERS.get(rest)
         return (NODE, known) if known else None
-    match = re.fullmatch(r"infiniband_(?:switch|hca)_(?:(info)|port_(\w+)_total)", metric)
+    match = re.fullmatch(r"infiniband_(?:switch|hca)_(\w+)", metric)
     if match:
-        return TREYDOCK, INFO if match[1] else _treydock_name(match[2])
-    match = re.fullmatch(r"infiniband_(\w+)_total", metric)
-    if match:
-        known = _GUILBAULTS_COUNTERS.get(match[1])
-        return (GUILBAULTS, known) if known else None
+        gauge = _TREYDOCK_GAUGES.get(match[1])
+        if gauge:
+            return TREYDOCK, gauge
+        counter = re.fullmatch(r"port_(\w+)_total", match[1])
+        return (TREYDOCK, _treydock_name(counter[1])) if counter else None
     if metric in ("infiniband_speed", "infiniband_width"):
         return GUILBAULTS, metric.removeprefix("infiniband_")
+    # Clients before OpenMetrics do not add ``_total``.
+    known = _GUILBAULTS_COUNTERS.get(metric.removeprefix("infiniband_").removesuffix("_total"))
+    return (GUILBAULTS, known) if known and metric.startswith("infiniband_") else None
+
+
+def recognise(metric: str) -> tuple[str, str] | None:
+    """Exporter and meaning of a metric name, or ``None``.
+
+    The meaning is a kernel counter name or a gauge of a port; else the metric's own name.
+    """
+    if metric.startswith(("node_infiniband_", "infiniband_")):
+        return _ports(metric) if len(metric) <= _LONGEST else None
+    if metric.startswith(("DCGM_FI_DEV_", "DCGM_FI_PROF_")):
+        return DCGM, metric
+    if metric.startswith("dcgm_"):
+        known = DCGM_1.get(metric)
+        return (DCGM, known) if known else None
+    if metric.startswith("XPU_TIMER_COLL_KERNEL_"):
+        return XPU_COLLECTIVE, metric.removeprefix("XPU_TIMER_COLL_KERNEL_").lower()
+    if metric.startswith("XPU_TIMER_"):
+        return XPU_GPU, metric.removeprefix("XPU_TIMER_").lower()
+    if metric.startswith("nccl_") and _INSPECTOR.fullmatch(metric):
+        return INSPECTOR, metric
     return None
 
 

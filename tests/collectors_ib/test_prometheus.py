@@ -72,7 +72,7 @@ def test_metrics_of_one_port_and_time_are_one_row(tmp_path: Path) -> None:
         (T0_NS, "ACTIVE"),
         (T0_NS + 30 * 10**9, "DOWN"),
     ]
-    assert result.notes["series of other metrics: left"] == 1
+    assert result.unknown == {"up": 1}
 
 
 def test_info_of_a_device_has_no_port(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_rate_is_no_counter(tmp_path: Path) -> None:
         "link_downed: not a count (3 times)",
         "link_downed: not a number: 'x' (1 times)",
     }
-    assert result.notes["series of other metrics: left"] == 1
+    assert result.notes["series without a name, such as rate() gives: left"] == 1
     alone = run_text("prometheus", tmp_path, matrix({"metric": NODE, "values": [[T0, "1"]]}))
-    assert "rate()" in alone.rejects[0].reason
+    assert any("rate()" in name for name in alone.unknown) and not alone.tables
 
 
 def test_big_values_written_with_an_exponent(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_damage_in_the_middle_keeps_both_sides(tmp_path: Path) -> None:
 def test_errors_and_empty_results_are_said(tmp_path: Path) -> None:
     error = '{"status":"error","errorType":"bad_data","error":"parse error: unexpected end"}'
     assert "parse error" in run_text("prometheus", tmp_path, error).rejects[0].reason
-    assert "no series" in run_text("prometheus", tmp_path, matrix()).rejects[0].reason
+    assert "no series in it" in str(run_text("prometheus", tmp_path, matrix()).notes)
     assert run_text("prometheus", tmp_path, "").rejects
 
 
@@ -296,7 +296,7 @@ def test_an_exposition(tmp_path: Path) -> None:
     assert {r["ts"] for r in result.counters} == {None}
     assert {p["device_family"] for p in result.rows("ports")} == {"ConnectX-6"}
     assert [r.offset for r in result.rejects] == ["line 10"]
-    assert result.notes["samples of other metrics: left"] == 1
+    assert result.unknown == {"node_load1": 1}
     now = run_text("prometheus_text", tmp_path, EXPOSITION, time_from="now")
     assert {r["ts"] for r in now.counters} == {NOW}
 
@@ -312,9 +312,12 @@ def test_an_exposition_with_times(tmp_path: Path) -> None:
     assert len(result.rejects) == 1  # one moment said twice
 
 
-def test_an_exposition_without_our_metrics_says_so(tmp_path: Path) -> None:
+def test_foreign_metrics_are_read_and_named(tmp_path: Path) -> None:
     result = run_text("prometheus_text", tmp_path, "# TYPE node_load1 gauge\nnode_load1 1\n")
-    assert "no InfiniBand metric among 1 samples" in result.rejects[0].reason
+    assert result.unknown == {"node_load1": 1} and not result.rejects and not result.tables
+    assert any("nothing here that xtune knows" in text for text in result.notes)
+    answer = run_text("prometheus", tmp_path, matrix(series("up", {}, 1), series("up", {}, 0)))
+    assert answer.unknown == {"up": 2} and not answer.rejects and not answer.tables
 
 
 @pytest.mark.parametrize(
