@@ -14,14 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from xtune.collectors._gzip import GZIP_MAGIC as GZIP_MAGIC
+from xtune.collectors._gzip import GzipBombError, inflated
 from xtune.tables import TABLES
 
 HEAD_BYTES = 65536
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +61,10 @@ class Source:
     path: Path
     name: str
 
-    def open(self) -> io.BufferedReader | gzip.GzipFile:
+    def open(self) -> io.BufferedReader:
         """Open for reading bytes; gzip is undone by content, whatever the name says."""
         raw = self.path.open("rb")
-        if raw.peek(2)[:2] == GZIP_MAGIC:
-            stream = gzip.GzipFile(fileobj=raw)
-            # GzipFile closes this one, but not ``fileobj``.
-            stream.myfileobj = cast(io.FileIO, raw)
-            return stream
-        return raw
+        return inflated(raw) if raw.peek(2)[:2] == GZIP_MAGIC else raw
 
     def head(self) -> bytes:
         """The first HEAD_BYTES of the (decompressed) content; empty for a folder.
@@ -82,7 +78,7 @@ class Source:
             try:
                 while len(found) < HEAD_BYTES and (part := stream.read1(HEAD_BYTES - len(found))):
                     found += part
-            except (EOFError, gzip.BadGzipFile, zlib.error):
+            except (EOFError, gzip.BadGzipFile, zlib.error, GzipBombError):
                 pass
         return found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from xtune.collectors import _registry
-from xtune.collectors._base import Collector, Reject
+from xtune.collectors._base import GZIP_MAGIC, Collector, Reject
 from xtune.errors import UsageError
 
 # A collector may be vaguely reminded of a folder; to read it whole instead of its files it must
@@ -21,6 +21,7 @@ _ARCHIVES = (
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first: zstd -d"),
     (0, b"\xfd7zXZ\x00", "compressed with xz", "decompress it first: xz -d"),
     (0, b"BZh", "compressed with bzip2", "decompress it first: bzip2 -d"),
+    (0, GZIP_MAGIC, "gzip within gzip", "undo one layer first: gunzip"),
     (0, b"PAR1", "a Parquet file", "the lake's own tables are not collected again"),
 )
 _LIST_HINT = "xtune collect --list shows what is known; --kind forces one"

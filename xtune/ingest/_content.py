@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import stat
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES
+from xtune.collectors._base import HEAD_BYTES
+from xtune.collectors._gzip import GZIP_MAGIC, GzipBombError, inflated
 
 CHUNK_BYTES = 1 << 20
 # Files whose first 4 KiB agree may be one log before and after it was rotated to another name;
@@ -49,25 +51,12 @@ def chunks(stream: BinaryIO) -> Iterator[bytes]:
             yield data
             data = stream.read(CHUNK_BYTES)
         return
-    inflate = zlib.decompressobj(wbits=31)
-    while data:
-        try:
-            text = inflate.decompress(data, CHUNK_BYTES)
-        except zlib.error:
-            return
-        if text:
+    content = inflated(stream, data)
+    try:
+        while text := content.read1(CHUNK_BYTES):
             yield text
-        data = inflate.unconsumed_tail
-        if inflate.eof:
-            data = inflate.unused_data
-            if len(data) < len(GZIP_MAGIC):
-                data += stream.read(CHUNK_BYTES)
-            if data[:2] != GZIP_MAGIC:  # the end, or zeros that pad a tape's block
-                return
-            inflate = zlib.decompressobj(wbits=31)
-        data = data or stream.read(CHUNK_BYTES)
-    if rest := inflate.flush():
-        yield rest
+    except (EOFError, gzip.BadGzipFile, zlib.error, GzipBombError):
+        return
 
 
 def read_head(path: Path) -> bytes:
