@@ -35,15 +35,15 @@ HEADER = re.compile(
 )
 PORT = re.compile(r"\s*GUID 0x([0-9a-fA-F]{1,16}) port (\d{1,3}|ALL):(.*)")
 _COUNTER = re.compile(r"\s*\[\s*([A-Za-z]\w*)\s*==\s*([^\s\]()]+)(?:\s+\(([^)\]]*)\))?\s*\]")
-_LINK = re.compile(r"\s*Link info:\s+(\d+)\s+(\d+)\s*\[[^\]]*\]\s*==\((.*)\)==>\s*(.*)")
-_FAR = re.compile(r'0x([0-9a-fA-F]{1,16})\s+(\d+)\s+(\d+)\s*\[[^\]]*\]\s*"(.*)"')
+_LINK = re.compile(r"\s*Link info:\s+(\d{1,9})\s+(\d{1,9})\s*\[[^\]]*\]\s*==\((.*)\)==>\s*(.*)")
+_FAR = re.compile(r'0x([0-9a-fA-F]{1,16})\s+(\d{1,9})\s+(\d{1,9})\s*\[[^\]]*\]\s*"(.*)"')
 _LINK_STATE = re.compile(
-    r"\s*(?:(\d{1,2}X)\s+(\d+(?:\.\d+)?) Gbps(?: \((\w+)\))?\s*)?(?:(\w+)\s*/\s*(\w+))?\s*"
+    r"\s*(?:(\d{1,2}X)\s+(\d{1,9}(?:\.\d+)?) Gbps(?: \((\w+)\))?\s*)?(?:(\w+)\s*/\s*(\w+))?\s*"
 )
-_SUMMARY = re.compile(r"\s*##\s*(?:Summary:\s*)?(\d+) (nodes|ports|PMA)\b.*")
-_THRESHOLD = re.compile(r"\[(\w+) = (\d+)\]")
+_SUMMARY = re.compile(r"\s*##\s*(?:Summary:\s*)?(\d{1,9}) (nodes|ports|PMA)\b.*")
+_THRESHOLD = re.compile(r"\[(\w+) = (\d{1,9})\]")
 #: A failed query, on the error stream: the node, its LID, the port.
-FAILED = re.compile(r"query failed on (.*), (?:Lid (\d+)\b.*|.*?) port (\d+)\s*$")
+FAILED = re.compile(r"query failed on (.*), (?:Lid (\d{1,9})\b.*|.*?) port (\d{1,9})\s*$")
 
 #: Speed of a lane in Gb/s as the tools print it (libibmad, ``mad_dump_linkspeedext``).
 _SPEEDS = {

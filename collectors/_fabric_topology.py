@@ -32,9 +32,10 @@ _FAR_LID = re.compile(r'"\s+lid (\d{1,5})\s')
 _BASE_LID = re.compile(r"port 0 lid (\d{1,5})\b")
 _DEVICE_ID = re.compile(r"devid=0x([0-9a-f]{1,8})")
 LINE = re.compile(
-    r"(CA|SW|RT|\?\?)\s+(\d+)\s+(\d{1,3})\s+0x([0-9a-f]{16})\s+(\d{1,2}x|\?\?)\s+(\S+)"
-    r"(?:\s+-\s+(CA|SW|RT|\?\?)\s+(\d+)\s+(\d{1,3})\s+0x([0-9a-f]{16})\s+\(\s'(.*)'\s-\s'(.*)'\s\)"
-    r"|\s+('.*'|(?!-\s|').*?))\s*"
+    r"(CA|SW|RT|\?\?)\s+(\d{1,6})\s+(\d{1,3})\s+0x([0-9a-f]{16})\s+(\d{1,2}x|\?\?)\s+(\S+)"
+    r"(?:\s+-\s+(CA|SW|RT|\?\?)\s+(\d{1,6})\s+(\d{1,3})\s+0x([0-9a-f]{16})"
+    r"\s+\(\s'(.*)'\s-\s'(.*)'\s\)"
+    r"|\s+('.*'|(?!-(?:\s|$)|').*?))\s*"
 )
 _LISTED = re.compile(r'(Switch|Ca|Router)\s+: 0x[0-9a-f]{16} ports \d+ devid 0x.* "(.*)"\s*')
 _IGNORED = re.compile(

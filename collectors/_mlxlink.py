@@ -128,7 +128,8 @@ def histogram(section: Mapping[str, Any]) -> tuple[list[int | None] | None, str 
         if not match:
             continue
         if isinstance(value, Mapping):
-            parts = [str(part) for part in value.get("values") or []]
+            listed = value.get("values")
+            parts = [str(part) for part in listed] if isinstance(listed, list) else []
         else:
             parts = str(value).replace("]", "] ").split()
         if parts:

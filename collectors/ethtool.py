@@ -249,7 +249,8 @@ class Ethtool(Collector):
         reading = _Reading(source, context)
         lines = Lines(source)
         for line in lines:
-            wrong = reading.take(line.text)
+            cut = not line.whole and split(line.text) is not None
+            wrong = "the last line may be cut" if cut else reading.take(line.text)
             if wrong:
                 yield Reject(line.place, f"{wrong}: {clip(line.text)!r}")
             yield from reading.full()
