@@ -209,7 +209,8 @@ def parse_pairs(text: bytes) -> tuple[Ints, npt.NDArray[np.float64]] | None:
     2^53; beyond, and for times out of range, the slow way decides.
     """
     count = text.count(b"[") - text.startswith(b"[[")
-    if text.count(b'"') != 2 * count or text.count(b",") < 2 * count - 1:
+    closed = text.count(b"]") - text.endswith(b"]]")
+    if closed != count or text.count(b'"') != 2 * count or text.count(b",") < 2 * count - 1:
         return None
     plain = text.translate(None, b'[]"').strip(b", \r\n\t")
     try:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, Source
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
 from xtune.collectors._prometheus import Group
+from xtune.collectors._prometheus_lines import LineBlocks
 from xtune.collectors._prometheus_names import GAUGES, NODE, PORTS, count, recognise
 from xtune.collectors._prometheus_rows import NOTHING, Key, Others, Writer, key_of, meaning_of
 from xtune.collectors._prometheus_samples import NO_TIME
-from xtune.collectors._textlines import Lines
 
 _NAME = rb"[a-zA-Z_:][\w:]*+"
 _STRING = rb'"(?:[^"\\]|\\.)*+"'
@@ -95,6 +96,19 @@ class PrometheusText(Collector):
         yield from _Reading(source, context).items()
 
 
+@dataclass(slots=True)
+class _Metric:
+    """A metric of ours: exporter, meaning, index of the counter (-1: no count).
+
+    ``groups``: group by the text of the labels, shared by the counters of one exporter.
+    """
+
+    exporter: str
+    meaning: str
+    counter: int
+    groups: dict[bytes, tuple[int, Group]]
+
+
 class _Reading:
     """One file as it is read."""
 
@@ -109,33 +123,25 @@ class _Reading:
         self.infinite = 0
         self.ours = 0
         self._groups: dict[Key, tuple[int, Group]] = {}
-        self._by_labels: dict[tuple[str, bytes], tuple[int, Group]] = {}
-        self._known: dict[bytes, tuple[str, str, int] | None] = {}
+        self._by_labels: dict[str, dict[bytes, tuple[int, Group]]] = {}
+        self._known: dict[bytes, _Metric | None] = {}
 
     def items(self) -> Iterator[Item]:
-        lines = Lines(self.source)
+        """Yield all rows, rejects and notes."""
+        blocks = LineBlocks(self.source)
         nothing = True
-        for line in lines:
-            data = line.data.strip()
-            nothing = nothing and not data
-            if not data:
-                continue
-            if data[0] == 35:  # '#'
-                kind = _TYPE.fullmatch(data)
-                if kind and kind[2] in (b"histogram", b"summary", b"gaugehistogram"):
-                    self.others.summaries.add(kind[1].decode("utf-8", "replace")[:200])
-                continue
-            problem = self._sample(data, line.number)
-            if problem is not None:
-                yield Reject(f"line {line.number}", problem)
+        for first, lines in blocks:
+            nothing = nothing and not any(map(bytes.strip, lines))
+            yield from self._block(first, lines)
             if len(self.samples) >= _HELD:
                 yield from self._flush()
                 self._groups.clear()
-                self._by_labels.clear()
+                for groups in self._by_labels.values():
+                    groups.clear()
         yield from self._flush()
         yield from self.writer.finish()
         yield from self.others.items()
-        if nothing and not lines.rejects:
+        if nothing and not blocks.rejects:
             yield Reject("file", "empty")
         elif not self.ours:
             yield Note(NOTHING)
@@ -143,7 +149,36 @@ class _Reading:
             yield Note("scrape without a time: ts is null (--time-from says otherwise)")
         if self.infinite:
             yield Note("NaN or infinite: null", self.infinite)
-        yield from lines.rejects
+        yield from blocks.rejects
+
+    def _block(self, first: int, lines: list[bytes]) -> Iterator[Reject]:
+        """Take some lines; counts without a time, which are nearly all, by a short way."""
+        known, add = self._known.get, self.samples.add
+        ts = NO_TIME if self.fallback is None else self.fallback
+        for number, line in enumerate(lines, first):
+            name, _, rest = line.partition(b"{")
+            metric = known(name)
+            if metric is not None and metric.counter >= 0:
+                labels, _, value = rest.rpartition(b"} ")
+                found = metric.groups.get(labels)
+                if found is not None and value.isdigit() and len(value) < 20:
+                    add(found[0], metric.counter, ts, int(value), number)
+                    self.without_time += 1
+                    continue
+            problem = self._line(line.strip(), number)
+            if problem is not None:
+                yield Reject(f"line {number}", problem)
+
+    def _line(self, data: bytes, number: int) -> str | None:
+        """Take one line; what is wrong with it, if anything."""
+        if not data:
+            return None
+        if data[0] == 35:  # '#'
+            kind = _TYPE.fullmatch(data)
+            if kind and kind[2] in (b"histogram", b"summary", b"gaugehistogram"):
+                self.others.summaries.add(kind[1].decode("utf-8", "replace")[:200])
+            return None
+        return self._sample(data, number)
 
     def _flush(self) -> Iterator[Item]:
         ports = self.writer.ports
@@ -173,15 +208,15 @@ class _Reading:
             self._learn(name)
         elif not brace:
             labels = b""
-        known = self._known[name]
+        metric = self._known[name]
         try:
             value = count(parts[0].decode("ascii", "replace"))
         except (ValueError, OverflowError):
             return f"not a number: {clip(parts[0].decode('utf-8', 'replace'))!r}"
-        if known is None:
+        if metric is None:
             self.others.add(name.decode("ascii"))
             return None
-        return self._ours(known, labels, value, parts, number)
+        return self._ours(metric, labels, value, parts, number)
 
     def _learn(self, name: bytes) -> None:
         if name in self._known:
@@ -195,18 +230,20 @@ class _Reading:
             return
         exporter, meaning = known
         counts = exporter in PORTS and meaning not in GAUGES
-        self._known[name] = (exporter, meaning, self.samples.name(meaning) if counts else -1)
+        counter = self.samples.name(meaning) if counts else -1
+        groups = self._by_labels.setdefault(exporter, {})
+        self._known[name] = _Metric(exporter, meaning, counter, groups)
 
     def _ours(
         self,
-        known: tuple[str, str, int],
+        metric: _Metric,
         labels: bytes,
         value: int | float | None,
         parts: list[bytes],
         number: int,
     ) -> str | None:
-        exporter, meaning, counter = known
-        found = self._by_labels.get((exporter, labels)) if counter >= 0 else None
+        exporter, meaning, counter = metric.exporter, metric.meaning, metric.counter
+        found = metric.groups.get(labels) if counter >= 0 else None
         if found is None:
             parsed = parse_labels(labels.decode("utf-8", "replace"))
             if parsed is None:
@@ -219,7 +256,7 @@ class _Reading:
             if found is None:
                 found = self._groups[key] = self.writer.group(exporter, dict(key.labels))
             if counter >= 0:
-                self._by_labels[exporter, labels] = found
+                metric.groups[labels] = found
             else:
                 meaning = meaning_of(exporter, meaning, parsed)
         ts = self.fallback
