@@ -9,6 +9,7 @@ specification (``PortXmitDiscards``), before 2011 short ones (``XmtDiscards``). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from xtune.collectors._ib import ALWAYS_64, GROWING, U64_MAX, WIDTHS, is_wide, kernel_name, settle
@@ -59,6 +60,7 @@ DISCARD_DETAILS = (
 DETAIL_BITS = 16
 
 
+@lru_cache(4096)
 def counter_name(printed: str) -> str | None:
     """The kernel's name of a counter of PortCounters or its extended form, else ``None``."""
     name = _OLD.get(printed) or kernel_name(printed)

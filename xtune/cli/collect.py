@@ -58,6 +58,9 @@ def run(
     duration: Annotated[
         str | None, typer.Option("--duration", help="Live: how long; until interrupted.")
     ] = None,
+    fabric: Annotated[
+        bool, typer.Option("--fabric", help="Live: the whole InfiniBand fabric.")
+    ] = False,
     sysfs: Annotated[Path, typer.Option("--sysfs", help="Live: root of the sysfs tree.")] = Path(
         "/sys"
     ),
@@ -74,6 +77,19 @@ def run(
         _list(json)
         return
     context = _context(host, job, run_name, rank, tz, time_from, map_, label)
+    if fabric:
+        from xtune.cli._fabric import sample_fabric
+
+        if paths:
+            raise UsageError("--fabric reads the network, not files", "leave the paths out")
+        sample_fabric(
+            open_lake(lake, create=True),
+            context,
+            interval_s=parse_duration_s(interval, "--interval"),
+            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            json=json,
+        )
+        return
     if not paths:
         from xtune.cli._live import sample_host
 
