@@ -31,7 +31,6 @@ from xtune.collectors._ib import (
     U64_MAX,
     WORD_BYTES,
     guid,
-    has_counters,
     is_wide,
     link_id,
     parse_rate,
@@ -75,8 +74,9 @@ class _Table:
         about: dict[str, Any] = {"labels": dict(self.group), "extra": {}}
         kernel: dict[str, int] = {}
         driver: dict[str, int] = {}
+        differences: dict[str, int] = {}
         told: dict[str, str] = {}
-        unit, delta, bad = WORD_BYTES, False, []
+        unit, bad = WORD_BYTES, []
         for known, raw in zip(layout.columns, cells, strict=True):
             cell = raw.strip()
             if cell.lower() in _NOTHING:
@@ -90,8 +90,8 @@ class _Table:
                 if value is None:
                     bad.append(f"{known.name}={cell}")
                     continue
-                (kernel if known.role == "kernel" else driver)[known.name] = value
-                delta |= known.delta
+                into = kernel if known.role == "kernel" else driver
+                (differences if known.delta else into)[known.name] = value
                 unit = known.unit if known.name.endswith("_data") else unit
             elif known.role == "other":
                 value = whole(cell, low=0, high=U64_MAX)
@@ -104,7 +104,15 @@ class _Table:
         self._identify(told, about)
         if layout.long:
             return self._long(told, about)
-        self._emit(about, kernel, driver, unit, told.get("interval"), delta)
+        if differences:
+            # Apart: a row's values are all differences or none is.
+            ts = about.get("ts", self._fallback)
+            interval = self._interval(about["link"], ts, told.get("interval"))
+            if interval is not None:
+                self._emit({**about, "extra": {}, "interval_s": interval}, differences, {}, unit)
+            else:
+                self.notes["differences over an unknown time: left out"] += 1
+        self._emit(about, kernel, driver, unit)
         return f"not a counter: {clip(', '.join(bad))}" if bad else None
 
     def _time(self, name: str, cell: str, about: dict[str, Any]) -> None:
@@ -208,7 +216,7 @@ class _Table:
                 kernel = {counter_of(n) or n: v for n, v in values.items() if counter_of(n)}
                 driver = {n: v for n, v in values.items() if not counter_of(n)}
                 copy = {**about, "labels": labels, "extra": dict(about["extra"])}
-                self._emit(copy, kernel, driver, WORD_BYTES, None, False)
+                self._emit(copy, kernel, driver, WORD_BYTES)
         self._held = []
 
     def _emit(
@@ -217,8 +225,6 @@ class _Table:
         kernel: dict[str, int],
         driver: dict[str, int],
         unit: int,
-        interval: str | None,
-        delta: bool,
     ) -> None:
         ts = about.get("ts")
         if ts is None:
@@ -245,12 +251,7 @@ class _Table:
                 row |= {n: v for n, v in theirs.items() if not n.endswith("_data")} | row
             row["saturated"] = stuck or None
         row["extra"] = {**extra, **(row["extra"] or {})} or None
-        if delta:
-            row["interval_s"] = self._interval(link, ts, interval)
-            if row["interval_s"] is None:
-                self.notes["differences over an unknown time: left out"] += 1
-                return
-        if has_counters(row):
+        if kernel or driver:
             self.buffer.add({**row, **about, "labels": about["labels"] or None})
 
     def _interval(self, link: str, ts: int | None, told: str | None) -> float | None:
