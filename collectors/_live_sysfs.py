@@ -28,6 +28,7 @@ from xtune.collectors._ib_sysfs_tree import (
     counter_files,
     describe_ports,
     device_folders,
+    entries,
     unreadable,
 )
 from xtune.collectors._live_columns import Block, counter_rows
@@ -35,8 +36,10 @@ from xtune.collectors.ib_sysfs import COLLECTOR, port_rows
 
 #: A counter is at most 20 digits and a line end; longer text is no counter.
 VALUE_BYTES = 32
-#: How often new devices, changed attributes and counters that failed are looked for.
-RESCAN_NS = 2_000_000_000
+#: How often new devices are looked for.
+WATCH_NS = 1_000_000_000
+#: How often attributes (state, width) are read anew, and counters that failed are tried again.
+SCAN_NS = 10_000_000_000
 #: How often the rate of a port is read: most drivers ask the firmware.
 RATE_NS = 1_000_000_000
 #: What a driver says of a counter that it does not have: no use asking at every tick.
@@ -59,7 +62,7 @@ class _Files:
     number: int
     names: list[tuple[str, str]] = field(default_factory=list)
     handles: list[int] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # those of its counters that exist
     sign: list[tuple[int, int, int] | None] = field(default_factory=list)
     rate_handle: int | None = None
     failed: set[tuple[str, str]] = field(default_factory=set)
@@ -138,6 +141,8 @@ class SysfsSampler:
         self._monotonic_ns = monotonic_ns
         self._ports: dict[_Key, _LivePort] = {}
         self._fresh: set[_Key] = set()  # opened by the last scan
+        self._parents: list[Path] = []
+        self._list: list[list[str]] = []
         self._seen: list[dict[str, Any]] = []
         self._done: list[Block] = []
         # PCI address and port -> node GUID and link, of every port that was ever here.
@@ -145,7 +150,7 @@ class SysfsSampler:
         self._names: dict[str, str] = {}  # link -> the device's name
         self._away: set[str] = set()
         self.wide: set[str] = set()  # devices once seen to have 64-bit counters
-        self._scan_ns = self._rate_ns = monotonic_ns()
+        self._scan_ns = self._watch_ns = self._rate_ns = monotonic_ns()
         _allow_many_files()
         self._scan()
 
@@ -157,8 +162,10 @@ class SysfsSampler:
     def tick(self) -> None:
         """Read every counter once."""
         now = self._monotonic_ns()
-        if now - self._scan_ns >= RESCAN_NS:
-            self._scan()
+        if now - self._watch_ns >= WATCH_NS:
+            self._watch_ns = now
+            if now - self._scan_ns >= SCAN_NS or self._listed() != self._list:
+                self._scan()
         rates = now - self._rate_ns >= RATE_NS
         if rates:
             self._rate_ns = now
@@ -266,6 +273,9 @@ class SysfsSampler:
         stamp = self._now_ns()
         self._fresh = set()
         folders = device_folders(self.root)
+        places = {folder.parent for folder in folders}
+        self._parents = sorted(places or {self.root, self.root / "class" / "infiniband"})
+        self._list = self._listed()
         names = {folder.name for folder in folders}
         here: set[_Key] = set()
         for folder in folders:
@@ -280,13 +290,18 @@ class SysfsSampler:
                 self._away.add(link)
                 self.messages.append(f"{self._names[link]} is gone: {link}")
 
+    def _listed(self) -> list[list[str]]:
+        return [entries(parent) for parent in self._parents]
+
     def _meet(self, key: _Key, folder: Path, about: dict[str, Any], stamp: int) -> None:
         old = self._ports.get(key)
         changed = old is None or old.about != about
         if changed:
             self._seen.append({**about, "ts": stamp})
         if old is not None:
-            if not changed and old.files.look() == old.files.sign and not self._retries(old):
+            same = old.files.folders == _folders(folder, key[1])
+            same = same and old.files.look() == old.files.sign
+            if same and not changed and not self._retries(old):
                 return
             self._drop(key)
         files = self._open(folder, key[1])
@@ -300,7 +315,7 @@ class SysfsSampler:
         """Open the counters of a port; those that cannot be are rejected and tried again."""
         files = _Files(folder=folder, number=number)
         here = folder / "ports" / str(number)
-        files.folders = [str(here / kind) for kind in COUNTER_FOLDERS]
+        files.folders = _folders(folder, number)
         files.sign = files.look()
         for kind, name in counter_files(folder, number):
             try:
@@ -351,6 +366,13 @@ class SysfsSampler:
         self._away.discard(link)
         self._names[link] = port.device
         return about
+
+
+def _folders(device: Path, number: int) -> list[str]:
+    """Where a port's counters are, or the port itself where it has none."""
+    here = device / "ports" / str(number)
+    found = [str(path) for kind in COUNTER_FOLDERS if (path := here / kind).is_dir()]
+    return found or [str(here)]
 
 
 def _open(path: Path) -> int:
