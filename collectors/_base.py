@@ -148,6 +148,8 @@ class Collector(ABC):
     version: ClassVar[int] = 1
     #: The rows depend on the file's name too (a rank in it): equal files of two names are two.
     name_tells: ClassVar[bool] = False
+    #: Each line gives its rows whatever stands before it: of a file that grows the tail is read.
+    tail_lines: ClassVar[bool] = False
 
     @abstractmethod
     def claim(self, path: Path, head: bytes) -> float:
@@ -190,7 +192,10 @@ def rows_of(table: str, context: Context, columns: Mapping[str, Any], count: int
         if values is None:
             values = pa.nulls(count, field_.type)
         elif not isinstance(values, pa.Array):
-            values = pa.array(values, field_.type)
+            try:
+                values = pa.array(values, field_.type)
+            except UnicodeEncodeError:
+                values = pa.array([_utf8(value) for value in values], field_.type)
         arrays.append(values.cast(field_.type))
     return Rows(table, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
 

@@ -12,8 +12,9 @@ import pickle
 import pickletools
 from typing import Any, NoReturn
 
-MAX_BYTES = 1 << 28
-MAX_OPCODES = 20_000_000
+MAX_BYTES = 1 << 27
+# Each may make an empty dict, of 64 bytes: 320 MB at the most.
+MAX_OPCODES = 5_000_000
 MAX_INTEGER_BYTES = 16
 
 _SCALARS = frozenset(
