@@ -40,6 +40,7 @@ from xtune.collectors._prometheus_names import (
 )
 from xtune.collectors._prometheus_rows import NOTHING, Key, Others, Writer, key_of, meaning_of
 from xtune.collectors._prometheus_samples import Ints
+from xtune.collectors._values import text as as_text
 
 _GZIP = b"\x1f\x8b"
 _SERIES = re.compile(
@@ -105,10 +106,12 @@ def _spool(source: Source, damage: list[Reject]) -> IO[bytes]:
 def _labels(text: bytes) -> dict[str, str] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    ok = isinstance(found, dict) and all(isinstance(v, str) for v in found.values())
-    return found if ok else None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        return None
+    # JSON may escape half a pair, which no column holds.
+    return {as_text(key) or "": as_text(value) or "" for key, value in found.items()}
 
 
 def _index(data: mmap.mmap, index: _Index, writer: Writer) -> Iterator[Reject]:
