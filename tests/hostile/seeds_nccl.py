@@ -205,7 +205,83 @@ def _decisions() -> bytes:
     )
 
 
+def _profiler_event(
+    name: str, cat: str, phase: str, number: int, ts: float, **args: object
+) -> str:
+    more = f', "args": {json.dumps(args)}' if args else ""
+    return (
+        f'{{"name": "{name}", "cat": "{cat}", "ph": "{phase}", "id": {number}, "pid": 77, '
+        f'"tid": 1, "ts": {ts:f}{more}}},'
+    )
+
+
+def _profiler() -> bytes:
+    found = ["["]
+    for n in (7, 8):
+        args = {"SeqNum": n, "CommHash": 11400714819323198485, "Rank": 3, "Count": 1000}
+        args_ = {**args, "Datatype": "ncclBfloat16", "Algorithm": "RING", "Protocol": "LL128"}
+        clocks = {"Channel": 0, "StartGpuClk": 5000, "StopGpuClk": 9000}
+        found += [
+            _profiler_event("AllReduce", "COLL", "b", n, 10.5 + 100 * n, **args_, nChannels=2),
+            _profiler_event("KernelCh", "GPU", "b", 0, 20.0 + 100 * n, **clocks),
+            _profiler_event("KernelCh", "GPU", "e", 0, 80.0 + 100 * n),
+            _profiler_event("AllReduce", "COLL", "e", n, 99.5 + 100 * n),
+        ]
+    return lines(*found, "{}]")
+
+
+def _chakra() -> dict[str, Any]:
+    def call(number: int, name: str) -> dict[str, Any]:
+        told = {"collective_name": name, "dtype": "BFloat16", "in_msg_nelems": 100}
+        told |= {"out_msg_nelems": 100, "pg_name": "3", "pg_desc": "dp", "pg_size": 4}
+        tensor = [[1, 2, 0, 100, 2, "cuda:0"]]
+        attributes = [{"name": "rf_id", "type": "uint64", "value": 1}]
+        attributes += [{"name": key, "type": "x", "value": value} for key, value in told.items()]
+        values = [tensor, 10 + number, ["3", "dp"], 1, name, [], [], 0, 2, 4]
+        return {
+            "id": number,
+            "name": "record_param_comms",
+            "ctrl_deps": 7,
+            "inputs": {"values": values, "shapes": [], "types": []},
+            "outputs": {"values": [], "shapes": [], "types": []},
+            "attrs": attributes,
+        }
+
+    head = {"schema": "1.1.0-chakra.0.0.4", "pid": 1, "time": "2026-01-31 08:00:00"}
+    nodes = [call(5, "allreduce"), call(6, "broadcast"), call(8, "_allgather_base")]
+    return {**head, "start_ts": 5, "nodes": nodes, "finish_ts": 9}
+
+
+def _gradients() -> bytes:
+    return lines(
+        *(
+            json.dumps(
+                {
+                    "xtune_layer_gradients": 1,
+                    "ts_ns": AT_NS + n,
+                    "job": "j",
+                    "run": "r",
+                    "rank": 3,
+                    "step": 10 * n,
+                    "scope": "full",
+                    "layer": ["a.weight", "a.bias"],
+                    "depth": [0.0, 1.0],
+                    "elements": [1000, 10],
+                    "norm": [0.5, 0.25],
+                    "density": [1.0, 0.9],
+                }
+            )
+            for n in range(4)
+        )
+    )
+
+
 SEEDS = {
+    "nccl_profiler": Seed(form="json", inputs=(_profiler(),), stands=("op", "seq")),
+    "chakra": Seed(form="json", inputs=(json.dumps(_chakra()).encode(),), stands=("op", "seq")),
+    "layer_gradients": Seed(
+        form="jsonl", inputs=(_gradients(),), stands=("ts", "step", "layer", "norm")
+    ),
     "nccl_debug": Seed(form="text", inputs=(_debug(),), stands=("op", "dtype", "message_bytes")),
     "nccl_inspector": Seed(
         form="jsonl", inputs=(_inspector_lines(),), stands=("op", "seq", "message_bytes")

@@ -155,7 +155,74 @@ def _report() -> dict[str, Any]:
     }
 
 
+_UFM = {
+    "timestamp": "2024-03-05 16:26:11",
+    "type": "full",
+    "values": [
+        {
+            "timestamp": 1_709_652_347_161_873 + n,
+            "source_id": f"0x{0xC0 + n:016x}",
+            "node_guid": f"0x{0xC0 + n:016x}",
+            "port_guid": f"0x{0xC0 + n:016x}",
+            "port_num": 1,
+            "Infiniband_MBOut_u_Gb": 4086720,
+            "Infiniband_MBIn_u_Gb": 4087008,
+            "Infiniband_PckOut_u_Packets": 14190,
+            "Infiniband_SymbolErrors_u_Errors": 0,
+            "hist0": 12345,
+            "hist1": 3,
+        }
+        for n in range(3)
+    ],
+}
+_UFM_CSV = lines(
+    "timestamp,source_id,node_guid,port_guid,port_num,PortXmitDataExtended,SymbolErrorCounter",
+    *(
+        f"{1_709_652_347_161_873 + n},0xc1,0x00000000000000c1,0x00000000000000c1,1,{4000 + n},0"
+        for n in range(3)
+    ),
+)
+_COUNTERS = lines(
+    "timestamp,host,device,port,port_xmit_data,port_rcv_data,port_xmit_packets,symbol_error",
+    *(f"{1_700_000_000 + n},h1,mlx5_0,1,{5_000_000_000 + n},77,12,0" for n in range(4)),
+)
+_TIMELINE = lines(
+    "# Counter timeline during RETRY_EXC_ERR",
+    "# trial,counter_name,offset_us,old_val,new_val,delta",
+    "0,roce_adp_retrans,18126,269,270,1",
+    "0,roce_adp_retrans,33761,270,271,1",
+    "0,local_ack_timeout_err,898153,30,31,1",
+)
+_SWITCH = lines(
+    "=================================================",
+    "Quantum Mellanox Technologies",
+    "=================================================",
+    "part number        | MQM8700-HS2F",
+    "serial number      | MT0000X00000",
+    "product name       | Jaguar Unmng IB 200",
+    "ports              | 80",
+    "PSID               | MT_0000000000",
+    "GUID               | 0x00000000000000a1",
+    "firmware version   | 27.2008.2102",
+    "-------------------------------------------------",
+    "uptime (d-h:m:s)   | 160d-10:38:53",
+    "-------------------------------------------------",
+    "PSU0 status        | OK",
+    "     DC power      | OK",
+    "     power (W)     | 55",
+    "PSU1 status        | ERROR",
+    "-------------------------------------------------",
+    "temperature (C)    | 51",
+    "max temp (C)       | 52",
+    "fan status         | OK",
+    "fan#1 (rpm)        | 6125",
+    "-------------------------------------------------",
+)
+
 SEEDS = {
+    "counters_csv": Seed(form="text", inputs=(_COUNTERS, _TIMELINE)),
+    "ibswinfo": Seed(form="text", inputs=(_SWITCH,)),
+    "ufm": Seed(form="json", inputs=(json.dumps(_UFM, indent=1).encode(), _UFM_CSV)),
     "perfquery": Seed(form="text", inputs=(_PERFQUERY,)),
     "ibqueryerrors": Seed(form="text", inputs=(_ERRORS,)),
     "mlxlink": Seed(
