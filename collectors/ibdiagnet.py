@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
+from xtune.collectors._cables import readings
 from xtune.collectors._ib import WIDTHS, guid, has_counters
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time, parse_utc_stamp
@@ -32,6 +33,7 @@ from xtune.collectors._pma_fields import merge, settle_fields
 
 _PAUSE_S = 1.0
 _IDENTITY = {"NodeGUID", "PortGUID", "PortNumber"}
+_CABLE_IDENTITY = {"NodeGuid", "PortGuid", "PortNum", "NodeGUID", "PortGUID", "PortNumber"}
 #: In the counter sections, but no counters: rates of the tool's own.
 _NOT_COUNTERS = {"retransmission_per_sec", "max_retransmission_rate"}
 
@@ -160,7 +162,13 @@ class Ibdiagnet(Collector):
     """Reads twice: first what the fabric is, then its counters, so sections need no order."""
 
     name = "ibdiagnet"
-    title = "ibdiagnet2.db_csv: counters, deltas, ports, links of a whole fabric"
+    title = "ibdiagnet2.db_csv: counters, deltas, ports, links, cables of a whole fabric"
+    produce = (
+        "ibdiagnet --get_cable_info --pm_pause_time 10; /var/tmp/ibdiagnet2/ibdiagnet2.db_csv"
+    )
+    gives = "64-bit counters of all ports twice, wait ticks, topology, cable modules"
+    lacks = "a series: two samples a run. Never run it with -pc, which clears the counters"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the head has ibdiagnet's index line or a section it always writes."""
@@ -171,7 +179,7 @@ class Ibdiagnet(Collector):
         return 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
-        """Yield ``ports``, ``link_counters`` and ``topology_links``."""
+        """Yield ``ports``, ``link_counters``, ``link_signal`` and ``topology_links``."""
         damage: list[Reject] = []
         fabric, topology = Fabric(), Topology()
         rows: Counter[str] = Counter()
@@ -192,12 +200,16 @@ class Ibdiagnet(Collector):
                 yield Note("no run time in the file: ts is null (--time-from says otherwise)")
         yield from _ports(fabric, ts, context)
         counted = _Counters(fabric, ts, context)
-        if rows["PM_INFO"] or rows["PM_DELTA"]:
+        signal = RowBuffer("link_signal", context)
+        if rows["PM_INFO"] or rows["PM_DELTA"] or rows["CABLE_INFO"]:
             for record in read_sections(source, []):
                 if record.section in ("PM_INFO", "PM_DELTA"):
                     yield from counted.add(record)
+                elif record.section == "CABLE_INFO":
+                    yield from _cable(record, ts, signal)
             yield from counted.buffer.flush()
-        elif rows:
+            yield from signal.flush()
+        if rows and not rows["PM_INFO"] and not rows["PM_DELTA"]:
             yield Note("no PM_INFO and PM_DELTA: the run left port counters out")
         if counted.deltas and counted.pause is None:
             yield Note("PM_DELTA spans ibdiagnet's default pause of 1 s", counted.deltas)
@@ -207,6 +219,18 @@ class Ibdiagnet(Collector):
         yield from damage
         if not rows and not damage:
             yield Reject("file", "no section with a row in it", "is it an ibdiagnet2.db_csv?")
+
+
+def _cable(record: Record, ts: int | None, buffer: RowBuffer) -> Iterator[Item]:
+    key = port_of(record)
+    if key is None:
+        yield Reject(f"line {record.line}", "CABLE_INFO row without GUID and port")
+        return
+    values = {name: cell for name, cell in record.cells.items() if name not in _CABLE_IDENTITY}
+    for reading in readings(values, {"ts": ts, "link": f"{key[0]}/{key[1]}"}):
+        buffer.add(reading)
+    if buffer.full:
+        yield from buffer.flush()
 
 
 def _link(record: Record, fabric: Fabric, topology: Topology) -> Iterator[Reject]:

@@ -28,6 +28,7 @@ _LST_END = re.compile(
 )
 _LST_LINK = re.compile(r"PHY=(\d{1,2}x)\s+LOG=(\S+)\s+SPD=(\d+(?:\.\d+)?)")
 _STATES = {"ACT": "ACTIVE", "INI": "INIT", "ARM": "ARMED", "DOWN": "DOWN"}
+_CLEAN = re.compile(r"\d+(?:\.\d+)?[eE]-2\d\d")
 _BER = {"Raw BER": "raw_ber", "Effective BER": "effective_ber"}
 
 
@@ -50,11 +51,11 @@ def _is_cut(description: str) -> bool:
 
 
 def _ber(text: str) -> float | None:
-    """A bit error rate; the tool's ``15e-255`` means that no error was seen: 0."""
+    """A bit error rate; the tool's ``15e-255`` means that no error was seen: unknown."""
     if not re.fullmatch(r"\d+(?:\.\d+)?[eE]-\d+", text):
         return None
     value = float(text)
-    return 0.0 if value < 1e-200 else value
+    return None if value < 1e-200 else value
 
 
 class _Reading:
@@ -163,9 +164,11 @@ class _Reading:
         far = re.match(r"(\d{1,9})\s*\((.*)\)", row.get("Conn LID (#)", ""))
         if up and far:
             self.loose.append((End(node, number), int(far[1]), far[2], *up))
-        rates = {column: _ber(row.get(name, "")) for name, column in _BER.items()}
-        if any(value is not None for value in rates.values()):
-            self.signal.append({"link": f"{node}/{number}", **rates})
+        told = {column: row[name] for name, column in _BER.items() if row.get(name)}
+        rates = {column: _ber(text) for column, text in told.items()}
+        clean = {f"{c}_is": "no error observed" for c, v in told.items() if _CLEAN.fullmatch(v)}
+        if clean or any(value is not None for value in rates.values()):
+            self.signal.append({"link": f"{node}/{number}", **rates, "extra": clean or None})
         return None
 
     def resolve(self) -> None:
@@ -186,6 +189,10 @@ class IbdiagnetDump(Collector):
 
     name = "ibdiagnet_dump"
     title = "ibdiagnet .net_dump, .net_dump_ext, .lst: ports and links"
+    produce = "ibdiagnet --get_phy_info; /var/tmp/ibdiagnet2/ibdiagnet2.{net_dump_ext,lst}"
+    gives = "ports, links, and bit error rates where --get_phy_info was given"
+    lacks = "counters: those are in ibdiagnet2.db_csv"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain of a dump with ports in it; plausible for other files of ibdiagnet."""
