@@ -25,8 +25,8 @@ def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 FLAGS = {
-    "collect": "debug dry-run duration fabric help host host-map interval job json kind label lake "
-    "list map procfs rank run strict sysfs time-from tz",
+    "collect": "debug dry-run duration fabric help host host-map interval job json kind label "
+    "lake list map procfs rank run since step strict sysfs time-from tz until url",
     "rebuild": "debug help json lake since until",
     "episodes": "debug help job json lake link top",
     "query": "debug help json lake",

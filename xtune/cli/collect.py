@@ -13,7 +13,9 @@ from xtune.cli._common import (
     DryRunOption,
     JsonOption,
     LakeOption,
+    SinceOption,
     StrictOption,
+    UntilOption,
     open_lake,
     parse_duration_s,
     parse_pairs,
@@ -67,6 +69,14 @@ def run(
     procfs: Annotated[
         Path | None, typer.Option("--procfs", help="Live: root of the proc tree.")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="A Prometheus server: http://host:9090.")
+    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    step: Annotated[
+        str | None, typer.Option("--step", help="--url: between points; the scrape interval.")
+    ] = None,
     strict: StrictOption = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -77,6 +87,32 @@ def run(
         _list(json)
         return
     context = _context(host, job, run_name, rank, tz, time_from, map_, label)
+    if url is not None:
+        from xtune.cli._prometheus import Range, collect_server
+        from xtune.ingest import HostMap
+
+        if paths or fabric or kind not in (None, "prometheus"):
+            raise UsageError("--url reads a Prometheus server and nothing else beside")
+        with progress("collect", None):
+            summary, failure = collect_server(
+                open_lake(lake, create=True),
+                url,
+                Range.parse(since, until, step),
+                context=context,
+                host_map=None if host_map is None else HostMap.load(host_map),
+                strict=strict,
+                dry_run=dry_run,
+                debug=debug,
+            )
+        if json:
+            emit_json(summary.to_json())
+        else:
+            _show(summary)
+        if failure is not None:
+            raise failure
+        raise typer.Exit(summary.exit_code)
+    if since or until or step:
+        raise UsageError("--since, --until and --step go with --url")
     if fabric:
         from xtune.cli._fabric import sample_fabric
 
