@@ -30,6 +30,7 @@ from xtune.collectors._ib_sysfs_tree import (
     search_devices,
 )
 from xtune.collectors._ib_time import fallback_time
+from xtune.collectors._rdma_drivers import aliased, traffic
 
 #: Names under ``counters_ext/`` (kernels before 4.5) and what they are called since.
 _EXTENDED = {
@@ -64,7 +65,7 @@ def merged(
         counters_ext: The same of ``counters_ext/``.
         wide: Whether ``counters/`` is the 64-bit set.
     """
-    values = {**counters, **hw_counters}
+    values = {**aliased(hw_counters), **counters, **hw_counters}
     extended = [name for name in counters_ext if name in _EXTENDED]
     takes_over = not wide and bool(extended)
     for name, value in counters_ext.items():
@@ -111,6 +112,10 @@ def port_rows(
         "state": attributes.get("state", "").rpartition(":")[2].strip() or None,
     }
     values, sixty_four = merged(port.counters, port.hw_counters, port.counters_ext, wide)
+    in_bytes = traffic(port.hw_counters, values)
+    if in_bytes:
+        values |= in_bytes
+        return seen, {**same, **settle(values, wide=True, unit=1)}
     return seen, {**same, **settle(values, wide=sixty_four)}
 
 
@@ -158,7 +163,11 @@ class IbSysfs(Collector):
     """Claims a whole folder: the tree is one input."""
 
     name = "ib_sysfs"
+    version = 2
     title = "InfiniBand/RoCE counters of a sysfs tree (/sys, a copy, one device)"
+    produce = "cp -rL /sys/class/infiniband DIR on each host; live: xtune collect without a path"
+    gives = "counters, hw_counters and counters_ext of each port, its rate, state and GUIDs"
+    lacks = "time and host of a copy, the wait tick, whatever a switch counts"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain of a folder that is a device, holds devices, or is a ``/sys``."""

@@ -117,6 +117,9 @@ class Telegraf(Collector):
 
     name = "telegraf"
     title = "Telegraf infiniband input, Influx line protocol"
+    produce = "[[inputs.infiniband]] and [[outputs.file]] with data_format influx in telegraf.conf"
+    gives = "counters and hw_counters of each port with host and time, raw"
+    lacks = "GUIDs, rate and the wait tick"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a line of the head is a point of measurement ``infiniband``."""
