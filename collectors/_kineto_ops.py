@@ -1,17 +1,19 @@
-"""Collectives of a PyTorch trace: CPU ops and kernels told apart, joined, numbered.
+"""Which events of a PyTorch trace belong to a collective, and what they say of it.
 
-Sources: torch/csrc/distributed/c10d/ParamCommsUtils (record_param_comms) and kineto's
-output_json.cpp. A kernel's name says which kernel was launched, not which algorithm and protocol
-ran in it: NCCL runs many of its functions in a few kernels, so those columns stay null.
+Sources: torch/csrc/distributed/c10d/ParamCommsUtils (record_param_comms), saveNcclMeta in
+torch/csrc/profiler/util.cpp (the arguments) and kineto's output_json.cpp. ``Rank`` among the
+arguments is the root or the peer of some operations and the own rank of others: it is not used.
+
+A kernel's name says which kernel was launched, not which algorithm and protocol ran in it: NCCL
+runs many of its functions in a few kernels, so those columns stay null.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from xtune.collectors._collective import (
@@ -21,13 +23,25 @@ from xtune.collectors._collective import (
     size_from_tensors,
     torch_dtype,
 )
-from xtune.collectors._json_events import as_utf8
 from xtune.collectors._values import natural, small, text
 
-_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev|Symk)?(?:Kernel)?_?([A-Za-z]+)")
+# NCCL's and RCCL's own: ncclKernel_AllReduce_*, ncclDevKernel_*, ncclSymkDevKernel_*.
+_KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Symk?)?(?:Dev)?(?:Kernel)?_?([A-Za-z]+)")
+# Kernels of other libraries that move a collective's data by themselves. DeepEP's notify_dispatch,
+# get_dispatch_layout and the like only prepare one.
+_OTHERS = re.compile(
+    r"\bdeep_ep::(?:\w+::)?(?P<all_to_all>dispatch|combine)(?=[_\W]|$)"
+    r"|\bmscclKernel_(?P<msccl>[A-Za-z]+)"
+    r"|\b(?P<all_reduce>cross_device_reduce_[12]stage|(?:one|two)_shot_all_reduce"
+    r"|multimem_(?:one_shot_)?all_reduce)"
+)
 # Marks that are no operation: a wait has no data, the others frame a group of operations.
 _PSEUDO = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
 _BY_SEND_RECV = frozenset({"all_to_all", "gather", "scatter", "send", "recv", "send_recv"})
+
+_CATEGORIES = frozenset({"cpu_op", "user_annotation", "kernel", "Kernel"})
+_STARTS = frozenset({"nccl:", "gloo:", "c10d:"})
+_LOOKED_AT = 200
 
 CPU, ANNOTATION, KERNEL, GLOO, DISPATCH = "cpu", "annotation", "kernel", "gloo", "dispatch"
 
@@ -52,6 +66,7 @@ class Op:
     received: int | None = None
     enqueued: float | None = None
     started: float | None = None
+    peer: int | None = None
 
     @property
     def message_bytes(self) -> int | None:
@@ -78,36 +93,32 @@ def op_of(event: dict[str, Any]) -> Op | None:
     if not isinstance(arguments, dict):
         arguments = {}
     collective = arguments.get("Collective name")
+    kind = None
     if name == "record_param_comms":
         kind = CPU if isinstance(collective, str) else None
-    elif category in ("kernel", "Kernel") and (
-        "nccl" in name[:64].lower() or isinstance(collective, str)
-    ):
-        kind = KERNEL
-    elif category == "user_annotation" and name.startswith("nccl:"):
-        kind = ANNOTATION
-    elif category == "user_annotation" and name.startswith("gloo:"):
-        kind = GLOO
+    elif category == "kernel" or category == "Kernel":
+        moves = isinstance(collective, str) or kernel_op(name[:_LOOKED_AT]) is not None
+        kind = KERNEL if moves else None
+    elif category == "user_annotation":
+        kind = {"nccl:": ANNOTATION, "gloo:": GLOO}.get(name[:5])
     elif category == "cpu_op" and name.startswith("c10d::"):
         kind = DISPATCH
-    else:
-        kind = None
     ts = event.get("ts")
     if kind is None or isinstance(ts, bool) or not isinstance(ts, (int, float)) or not ts > 0:
         return None
     said = collective if isinstance(collective, str) else name
     if said.lower() in _PSEUDO:
         return None
-    found = _KERNEL.match(name) if kind == KERNEL and said is name else None
-    op = canonical_op(found[1] if found else said)
+    launched = kernel_op(name[:_LOOKED_AT]) if kind == KERNEL and said is name else None
+    op = launched or canonical_op(said)
     duration = event.get("dur")
     good = isinstance(duration, (int, float)) and not isinstance(duration, bool) and duration > 0
     made = Op(
         kind,
-        op or (text(as_utf8(said), 128) or "unknown").rpartition(":")[2],
+        op or (_shared(said, 128) or "unknown").rpartition(":")[2],
         ts,
         duration if good else None,
-        text(as_utf8(name), 256) or "",
+        _shared(name, 256) or "",
         natural(arguments.get("External id")),
     )
     if isinstance(collective, str):
@@ -118,15 +129,18 @@ def op_of(event: dict[str, Any]) -> Op | None:
 
 
 def _from_collective(op: Op, arguments: dict[str, Any]) -> None:
-    op.group = text(as_utf8(arguments.get("Process Group Name")), 256) or None
-    op.description = text(as_utf8(arguments.get("Process Group Description")), 256) or None
+    op.group = _shared(arguments.get("Process Group Name"), 256) or None
+    op.description = _shared(arguments.get("Process Group Description"), 256) or None
     op.size = small(arguments.get("Group size")) or None
     op.sent = natural(arguments.get("In msg nelems"))
     op.received = natural(arguments.get("Out msg nelems"))
     op.seq = None if op.op in POINT_TO_POINT else natural(arguments.get("Seq"))
     dtype = arguments.get("dtype")
     op.dtype = torch_dtype(dtype) if isinstance(dtype, str) else None
-    op.ranks = ranks_of(arguments.get("Process Group Ranks"))
+    ranks = arguments.get("Process Group Ranks")
+    op.ranks = _ranks_of_text(ranks) if isinstance(ranks, str) else ranks_of(ranks)
+    if op.op in POINT_TO_POINT:
+        op.peer = small(arguments.get("Dst Rank", arguments.get("Src Rank")))
 
 
 def _from_input(op: Op, arguments: dict[str, Any]) -> None:
@@ -159,106 +173,56 @@ def ranks_of(listed: Any) -> list[int] | None:
     return ranks if len(ranks) == len(listed) else None
 
 
-@dataclass(slots=True)
-class Joined:
-    """Operations of a trace with each one once, and how many CPU ops were left out."""
-
-    ops: list[Op] = field(default_factory=list)
-    left_out: int = 0
+@lru_cache(maxsize=256)
+def _ranks_of_text(listed: str) -> list[int] | None:
+    return ranks_of(listed)
 
 
-def join(found: Iterable[Op]) -> Joined:
-    """Join each kernel with the CPU op that enqueued it.
-
-    By ``External id`` where both have one; else, for each kind of operation, in order, if there
-    are as many of both and no kernel starts before its CPU op. Where neither holds, the kernels
-    count, and CPU ops would count twice.
-    """
-    of: dict[str, list[Op]] = defaultdict(list)
-    for op in found:
-        of[op.kind].append(op)
-    joined = Joined(list(_join_gloo(of[GLOO], of[DISPATCH])))
-    host = of[CPU] or of[ANNOTATION]
-    kernels = of[KERNEL]
-    by_id = {op.external_id: op for op in host if op.external_id is not None}
-    loose: list[Op] = []
-    for kernel in kernels:
-        call = None if kernel.external_id is None else by_id.get(kernel.external_id)
-        if call is not None and _alike(call, kernel) and kernel.ts >= call.ts:
-            _merge(call, kernel)
-        else:
-            loose.append(kernel)
-    matched = len(kernels) > len(loose)
-    waiting = [op for op in host if op.started is None]
-    pairs = _in_order(waiting, loose)
-    for op, kernel in pairs:
-        _merge(op, kernel)
-    taken = {id(kernel) for _, kernel in pairs}
-    for kernel in loose:
-        if id(kernel) not in taken:
-            kernel.started = kernel.ts
-            joined.ops.append(kernel)
-    for op in host:
-        if op.started is not None or matched or not kernels:
-            op.enqueued = op.ts
-            joined.ops.append(op)
-        else:
-            joined.left_out += 1
-    return joined
+def _shared(value: Any, limit: int) -> str | None:
+    """``text(value, limit)``, of which a trace has few different ones: one object each."""
+    return _same(value[:limit]) if isinstance(value, str) else None
 
 
-def _alike(op: Op, kernel: Op) -> bool:
-    return op.op == kernel.op or kernel.op == "send_recv" or kernel.op.lower() == "generic"
+@lru_cache(maxsize=4096)
+def _same(value: str) -> str:
+    return text(value) or ""
 
 
-def _merge(op: Op, kernel: Op) -> None:
-    """Give a CPU op its kernel; a second kernel of the same op lengthens the first."""
-    if op.started is None:
-        op.started, op.duration, op.name = kernel.ts, kernel.duration, kernel.name
-    elif op.duration is not None and kernel.duration is not None:
-        end = max(op.started + op.duration, kernel.ts + kernel.duration)
-        op.started = min(op.started, kernel.ts)
-        op.duration = end - op.started
-    for name in ("group", "description", "size", "ranks", "seq", "dtype", "sent", "received"):
-        if getattr(op, name) is None:
-            setattr(op, name, getattr(kernel, name))
+@lru_cache(maxsize=4096)
+def kernel_op(name: str) -> str | None:
+    """The operation that a kernel of this name runs; ``None`` where it moves no data of one."""
+    other = _OTHERS.search(name)
+    if other is not None:
+        if other["msccl"] is not None:
+            return canonical_op(other["msccl"]) or other["msccl"]
+        return other.lastgroup
+    if "nccl" not in name[:64].lower():
+        return None
+    own = _KERNEL.match(name)
+    said = own[1] if own else name
+    return canonical_op(said) or (text(said, 128) or "unknown").rpartition(":")[2]
 
 
-def _family(op: Op) -> str:
-    return "send_recv" if op.op in _BY_SEND_RECV else op.op
+def of_interest(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that :func:`op_of` may want, told cheaply: most events of a trace are of no use."""
+    try:
+        return [
+            event
+            for event in events
+            if ((category := event.get("cat")) in _CATEGORIES and _may_matter(category, event))
+            or event.get("name") == "record_param_comms"
+        ]
+    except TypeError:  # a category that is a list
+        return events
 
 
-def _in_order(host: list[Op], kernels: list[Op]) -> list[tuple[Op, Op]]:
-    by_family: dict[str, tuple[list[Op], list[Op]]] = defaultdict(lambda: ([], []))
-    for op in host:
-        by_family[_family(op)][0].append(op)
-    for kernel in kernels:
-        by_family[_family(kernel)][1].append(kernel)
-    pairs: list[tuple[Op, Op]] = []
-    for ops, launched in by_family.values():
-        candidate = list(
-            zip(sorted(ops, key=_ts), sorted(launched, key=_ts), strict=False)
-            if len(ops) == len(launched)
-            else ()
-        )
-        if all(kernel.ts >= op.ts for op, kernel in candidate):
-            pairs += candidate
-    return pairs
-
-
-def _ts(op: Op) -> float:
-    return op.ts
-
-
-def _join_gloo(ops: list[Op], dispatched: list[Op]) -> Iterator[Op]:
-    """Gloo runs operations on worker threads: the dispatcher's op says when each was enqueued."""
-    for kind in {op.op for op in ops}:
-        ran = sorted((op for op in ops if op.op == kind), key=_ts)
-        sent = sorted((op for op in dispatched if op.op == kind), key=_ts)
-        known = len(ran) == len(sent) and all(
-            op.ts >= call.ts for op, call in zip(ran, sent, strict=True)
-        )
-        for index, op in enumerate(ran):
-            op.started = op.ts
-            op.enqueued = sent[index].ts if known else None
-            yield op
+def _may_matter(category: Any, event: dict[str, Any]) -> bool:
+    name = event.get("name")
+    if not isinstance(name, str):
+        return False
+    if category == "cpu_op" or category == "user_annotation":
+        return name[:5] in _STARTS
+    if kernel_op(name[:_LOOKED_AT]) is not None:
+        return True
+    arguments = event.get("args")
+    return isinstance(arguments, dict) and "Collective name" in arguments

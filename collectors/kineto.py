@@ -7,23 +7,36 @@ name says nothing.
 When it lies: a kernel's duration includes waiting for the slowest rank, so the shortest kernel
 among the ranks of one ``seq`` is nearest the transfer. A trace without ``Seq`` (before PyTorch
 2.4, and gloo) numbers the operations of a group in the order of this trace (``seq_source`` in
-``extra``): ranks agree only where their traces start at the same operation.
+``extra``): ranks agree only where their traces start at the same operation. DeepEP's low-latency
+mode launches an operation's sending and receiving halves as two kernels: two rows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, RowBuffer, Source
-from xtune.collectors._collective import POINT_TO_POINT, group_comm
-from xtune.collectors._json_events import Event, as_utf8, events, header_values
-from xtune.collectors._kineto_ops import GLOO, KERNEL, Op, join, op_of, ranks_of
-from xtune.collectors._values import as_extra, positive, scaled, small, text
+from xtune.collectors._base import (
+    Collector,
+    Context,
+    Item,
+    Note,
+    Reject,
+    RowBuffer,
+    Source,
+    Unknown,
+)
+from xtune.collectors._collective import POINT_TO_POINT, canonical_op, group_comm
+from xtune.collectors._json_events import TraceScan
+from xtune.collectors._kineto_join import Join, Joined
+from xtune.collectors._kineto_metadata import Metadata, end_of
+from xtune.collectors._kineto_ops import GLOO, KERNEL, Op, of_interest, op_of
+from xtune.collectors._values import as_extra, positive, scaled
 
-_HELD = 200_000
 _YEAR_2000_NS = 946_684_800_000_000_000
+_DIFFERENT = 1000
 
 
 class Kineto(Collector):
@@ -31,6 +44,13 @@ class Kineto(Collector):
 
     name = "kineto"
     title = "PyTorch profiler traces (Kineto, Chrome trace JSON)"
+    produce = (
+        "torch.profiler.profile(activities=[CPU, CUDA], record_shapes=True),"
+        " then export_chrome_trace(f'{rank}.json.gz')"
+    )
+    gives = "each collective with its enqueue time, kernel time, size and group"
+    lacks = "algorithm, protocol and links; numbers (Seq) before PyTorch 2.4"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """High where trace events start in the head, or what Kineto writes before them."""
@@ -44,61 +64,45 @@ class Kineto(Collector):
         return 0.6 if is_array else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
-        """One row a collective; two passes, the first for what stands after the events."""
-        trace = _Trace(source, context)
-        yield from trace.notes
-        held: list[Op] = []
-        for item in events(source):
-            if not isinstance(item, Event):
+        """One row a collective; one pass, unless there are more than can be held."""
+        scan = TraceScan(source)
+        join = Join()
+        rows: _TraceRows | None = None
+        for item in scan:
+            if isinstance(item, (Reject, Note)):
                 yield item
                 continue
-            op = op_of(item.value)
-            if op is not None:
-                held.append(op)
-                if len(held) >= _HELD:
-                    yield from trace.rows(held)
-                    held = []
-        yield from trace.rows(held)
-        yield from trace.end()
+            for event in of_interest(item):
+                op = op_of(event)
+                if op is not None and join.add(op):
+                    if rows is None:
+                        rows = _TraceRows(Metadata.of(scan.head, end_of(source), context), context)
+                        yield Note("more collectives than are held at once: joined in pieces")
+                    yield from rows.of(join.take())
+        if rows is None:
+            rows = _TraceRows(Metadata.of(scan.head, scan.tail, context), context)
+        yield from rows.of(join.take())
+        yield from rows.end()
 
 
-class _Trace:
-    """What a trace says of itself, and the rows made of its operations."""
+class _TraceRows:
+    """The rows made of a trace's operations, and what a user should know of them all."""
 
-    def __init__(self, source: Source, context: Context) -> None:
-        found = header_values(
-            source,
-            ("baseTimeNanoseconds", "distributedInfo", "host_name"),
-            frozenset({"baseTimeNanoseconds", "distributedInfo"}),
-        )
+    def __init__(self, metadata: Metadata, context: Context) -> None:
+        self._metadata = metadata
         self._context = context
-        self._base = positive(found.get("baseTimeNanoseconds"))
-        host = text(as_utf8(found.get("host_name")), 256) or context.host
-        self._host = host.lower() if host else None
-        info = found.get("distributedInfo")
-        info = info if isinstance(info, dict) else {}
-        self._groups = _groups(info.get("pg_config"))
-        self.notes: list[Note] = []
-        self._rank = small(info.get("rank"))
-        if self._rank is None:
-            self._rank = context.rank
-            if context.rank is None:
-                self.notes.append(Note("the trace does not say its rank: null; give --rank"))
-        elif context.rank not in (None, self._rank):
-            self.notes.append(
-                Note(f"rank {self._rank} is what the trace says, not the rank given")
-            )
         self._numbers: dict[str, int] = {}
+        self._unknown: Counter[str] = Counter()
         self._count = self._left_out = self._timeless = 0
 
-    def rows(self, held: list[Op]) -> Iterator[Item]:
-        """Rows of the operations held, each once."""
-        joined = join(held)
+    def of(self, joined: Joined) -> Iterator[Item]:
+        """Rows of the operations, each once, in the order in which they were enqueued."""
+        groups = self._metadata.groups
         self._left_out += joined.left_out
         for op in joined.ops:
-            if op.group is None and len(self._groups) == 1:
-                op.group = next(iter(self._groups))
-            ranks = self._groups.get(op.group or "")
+            if op.group is None and len(groups) == 1:
+                op.group = next(iter(groups))
+            ranks = groups.get(op.group or "")
             op.ranks = op.ranks or ranks
             op.size = op.size or (len(ranks) if ranks else None)
         numbered = {op.group for op in joined.ops if op.seq is not None}
@@ -109,8 +113,9 @@ class _Trace:
                 yield from rows.flush()
         yield from rows.flush()
 
-    def end(self) -> Iterator[Note]:
+    def end(self) -> Iterator[Item]:
         """What a user should know of the whole trace."""
+        yield from self._metadata.notes
         if not self._count:
             yield Note("no collective in this trace")
         if self._left_out:
@@ -120,9 +125,13 @@ class _Trace:
             )
         if self._timeless:
             yield Note("times since an unknown start: null", self._timeless)
+        for name, count in self._unknown.items():
+            yield Unknown(name, count)
 
     def _row(self, op: Op, has_seq: bool) -> dict[str, Any]:
         self._count += 1
+        if canonical_op(op.op) is None and len(self._unknown) < _DIFFERENT:
+            self._unknown[op.op] += 1
         started = self._ns(op.started)
         enqueued = self._ns(op.enqueued)
         if started is None and enqueued is None:
@@ -134,15 +143,16 @@ class _Trace:
             self._numbers[op.group] = seq + 1
             source = "trace order"
         done = op.started is not None
+        rank = self._metadata.rank
         return {
             "start_ts": started,
             "enqueue_ts": enqueued,
             "duration_ns": scaled(op.duration, 1000) if done else None,
             "job": self._context.job,
-            "host": self._host,
-            "rank": self._rank,
-            "comm_rank": op.ranks.index(self._rank)
-            if op.ranks and self._rank is not None and self._rank in op.ranks
+            "host": self._metadata.host,
+            "rank": rank,
+            "comm_rank": op.ranks.index(rank)
+            if op.ranks and rank is not None and rank in op.ranks
             else None,
             "comm": None if op.group is None else group_comm(op.group),
             "comm_size": op.size,
@@ -156,6 +166,7 @@ class _Trace:
                     "event": op.name,
                     "backend": "gloo" if op.kind == GLOO else None,
                     "group_description": op.description,
+                    "peer": op.peer,
                     "seq_source": source,
                 }
             ),
@@ -163,21 +174,10 @@ class _Trace:
 
     def _ns(self, ts: float | None) -> int | None:
         """Nanoseconds since the epoch of a time of the trace."""
-        ns = scaled(ts, 1000)
+        ns, base = scaled(ts, 1000), self._metadata.base_ns
         if ns is None or ns >= _YEAR_2000_NS:
             return ns
-        return None if self._base is None else positive(self._base + ns)
-
-
-def _groups(config: Any) -> dict[str, list[int] | None]:
-    """Process groups by name with their ranks."""
-    groups: dict[str, list[int] | None] = {}
-    for group in config if isinstance(config, list) else ():
-        if isinstance(group, dict):
-            name = text(as_utf8(group.get("pg_name")), 256)
-            if name:
-                groups[name] = ranks_of(group.get("ranks"))
-    return groups
+        return None if base is None else positive(base + ns)
 
 
 COLLECTOR = Kineto()

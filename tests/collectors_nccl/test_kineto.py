@@ -274,7 +274,7 @@ def test_cut_gzip_file_keeps_what_it_gives(tmp_path: Path) -> None:
 def test_events_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_bytes(COLLECTOR, encoded(cpu(), kernel(), cpu(300, 10)), tmp_path)
     for size in (7, 64, 300):
-        monkeypatch.setattr(_json_events, "_CHUNK", size)
+        monkeypatch.setattr(_json_events, "RUN", size)
         got = read_bytes(COLLECTOR, encoded(cpu(), kernel(), cpu(300, 10)), tmp_path)
         assert got == expected
 
