@@ -8,7 +8,7 @@ from typing import Any
 
 from xtune.collectors._base import Context, Item, Note, RowBuffer, Unknown
 from xtune.collectors._collective import POINT_TO_POINT, canonical_op, group_comm, hash_comm
-from xtune.collectors._values import as_extra, natural, positive, small, text
+from xtune.collectors._values import as_extra, member, natural, positive, small, text
 
 _HELD = 65536
 #: Marks that are no operation: a wait has no data, the others frame a group of operations.
@@ -129,7 +129,7 @@ class TraceRows:
             "job": self._context.job,
             "host": self._context.host,
             "rank": small(rank),
-            "comm_rank": small(op.comm_rank),
+            "comm_rank": member(op.comm_rank, small(op.size) or None),
             "comm": group_comm(op.group) if op.group is not None else None,
             "comm_size": small(op.size) or None,
             "seq": natural(seq),

@@ -171,7 +171,8 @@ def _settle(
     for index in np.unique(table.name).tolist():
         text = names[index]
         value, known = table.column(index)
-        stuck_here = known & (value == _tops(text, row_wide, wide_errors, row_unit))
+        tops = _tops(text, row_wide, wide_errors, row_unit)
+        stuck_here = known & ((value == tops) | (value == np.uint64(U64_MAX)))
         for row in np.flatnonzero(stuck_here).tolist():
             stuck.setdefault(row, []).append(text)
         known &= ~stuck_here

@@ -31,9 +31,9 @@ from xtune.collectors._textlines import Line, Lines
 
 _PAIR = re.compile(r"\s*([A-Za-z][\w#./ ()\-:]*?)\s*(\||(?<=\s):(?=\s|$))\s*(.*)")
 _RULE = re.compile(r"\s*([=-])\1{9,}\s*")
-_PSU = re.compile(r"psu(\d+)(?:[ .](\w+))?", re.I)
-_FAN = re.compile(r"fan#(\d+)(?:\.speed)?", re.I)
-_MODULE = re.compile(r"QSFP#(\d+)(?:\.temp)?", re.I)
+_PSU = re.compile(r"psu(\d{1,4})(?:[ .](\w+))?", re.I)
+_FAN = re.compile(r"fan#(\d{1,4})(?:\.speed)?", re.I)
+_MODULE = re.compile(r"QSFP#(\d{1,4})(?:\.temp)?", re.I)
 _UPTIME = re.compile(r"(\d+)d-(\d+):(\d\d):(\d\d)")
 _NUMBER = re.compile(r"-?\d{1,7}(\.\d{1,6})?")
 _UNIT = re.compile(r"\s*\((C|W|rpm|sec|d-h:m:s)\)\s*$")
@@ -122,7 +122,7 @@ class _Switch:
         self.psu = None
         if plain == "guid":
             self.guid = guid(value)
-            return None if self.guid or not value else f"{value!r} is no GUID"
+            return None if self.guid or not value else f"{clip(value)!r} is no GUID"
         if plain in ("node_desription", "node_description"):
             self.name = value or None
             return None

@@ -46,7 +46,8 @@ _HASH = re.compile(r"unknown-[0-9a-f]{12}")
 _STUCK = 2**64 - 1
 #: The longest text that belongs in one cell.
 _LONGEST = 1 << 16
-_LONGEST_MESSAGE = 4096
+#: The summary shortens what is longer than a line; this bounds the memory.
+_LONGEST_MESSAGE = 1 << 18
 
 
 class WrongRowError(AssertionError):

@@ -28,6 +28,8 @@ class Seed:
         name: The file's name, where the collector reads something from it.
         context: Fields of the context to read it with.
         claimed: Whether content alone tells the collector.
+        named_late: What names a row (a GUID) stands after values of it, so that a cut input may
+            name them otherwise.
     """
 
     form: Form
@@ -37,6 +39,7 @@ class Seed:
     name: str = "input"
     context: tuple[tuple[str, Any], ...] = ()
     claimed: bool = True
+    named_late: bool = False
 
     @property
     def textual(self) -> bool:

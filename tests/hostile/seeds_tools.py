@@ -221,7 +221,7 @@ _SWITCH = lines(
 
 SEEDS = {
     "counters_csv": Seed(form="text", inputs=(_COUNTERS, _TIMELINE)),
-    "ibswinfo": Seed(form="text", inputs=(_SWITCH,)),
+    "ibswinfo": Seed(form="text", inputs=(_SWITCH,), named_late=True),
     "ufm": Seed(form="json", inputs=(json.dumps(_UFM, indent=1).encode(), _UFM_CSV)),
     "perfquery": Seed(form="text", inputs=(_PERFQUERY,)),
     "ibqueryerrors": Seed(form="text", inputs=(_ERRORS,)),

@@ -24,11 +24,18 @@ STORED_REJECTS = 1000
 SHOWN_REJECTS = 5
 SHOWN_HOSTS = 20
 LISTED_UNKNOWN = 200
+LISTED_NOTES = 200
+# What a message quotes of a damaged input may be megabytes.
+_LONGEST_TEXT, _LONGEST_NAME = 1000, 200
 
 
 def utf8(text: str) -> str:
     """``text`` as UTF-8 can hold it: names may be any bytes, JSON may escape half a pair."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _short(text: str, limit: int = _LONGEST_TEXT) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,17 +74,24 @@ class Reading:
 
     def unknown_name(self, name: str, count: int) -> None:
         """Count a name that the collector does not know; later ones beyond many as one."""
-        name = utf8(name)
+        name = _short(utf8(name), _LONGEST_NAME)
         if name not in self.unknown and len(self.unknown) >= LISTED_UNKNOWN:
             name = "(others)"
         self.unknown[name] += count
+
+    def note(self, text: str, count: int) -> None:
+        """Count a note; those beyond many as one."""
+        text = _short(utf8(text))
+        if text not in self.notes and len(self.notes) >= LISTED_NOTES:
+            text = "more notes, of other words"
+        self.notes[text] += count
 
     def reject(self, reject: Reject) -> None:
         """Count a reject, and keep it if there is room."""
         self.rejects += 1
         if len(self.stored) < STORED_REJECTS:
             fields = (reject.offset, reject.reason, reject.hint)
-            self.stored.append(Reject(*map(utf8, fields)))
+            self.stored.append(Reject(*(_short(utf8(field)) for field in fields)))
 
 
 def read_input(
@@ -119,7 +133,7 @@ def read_input(
             case Reject():
                 reading.reject(item)
             case Note(text=text, count=count):
-                reading.notes[text] += count
+                reading.note(text, count)
             case Unknown(name=name, count=count):
                 reading.unknown_name(name, count)
     for host in sorted(unmatched)[:SHOWN_HOSTS]:
