@@ -23,6 +23,8 @@ STRINGS = "StringIds"
 START = "TARGET_INFO_SESSION_START_TIME"
 ENVIRONMENT = "TARGET_INFO_SYSTEM_ENV"
 ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+#: What SQLite raises on damage; its message, or a name in the file, may be no UTF-8.
+DAMAGE = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 OURS = frozenset({KERNEL, RUNTIME, NVTX, STRINGS, START, ENVIRONMENT, ENTRIES})
 
 _MAX_VALUE = 1 << 22
@@ -38,7 +40,7 @@ class Database:
         """Open.
 
         Raises:
-            sqlite3.Error: Not a database, or a damaged one.
+            One of DAMAGE: Not a database, or a damaged one.
         """
         where = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(where, uri=True, check_same_thread=False)
@@ -101,7 +103,7 @@ class Database:
         """Rows of a query, one by one.
 
         Raises:
-            sqlite3.Error: The database is damaged, or the query does not end.
+            One of DAMAGE: The database is damaged, or the query does not end.
         """
         yield from self._connection.execute(query, values)
 

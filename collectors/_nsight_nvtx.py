@@ -75,7 +75,7 @@ class Calls:
         """Read them.
 
         Raises:
-            sqlite3.Error: The database is damaged.
+            One of DAMAGE: The database is damaged.
         """
         self.comms: dict[tuple[int | None, int], tuple[int | None, int | None]] = {}
         self.too_many = False

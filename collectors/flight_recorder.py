@@ -26,7 +26,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._base import (
+    Collector,
+    Context,
+    Item,
+    Note,
+    Reject,
+    RowBuffer,
+    Source,
+    Unknown,
+)
 from xtune.collectors._collective import (
     DTYPE_BYTES,
     POINT_TO_POINT,
@@ -35,11 +44,25 @@ from xtune.collectors._collective import (
     size_from_tensors,
     torch_dtype,
 )
+from xtune.collectors._json_items import Element, Elements, as_utf8
 from xtune.collectors._plain_pickle import MAX_BYTES, UnsafePickleError, load_plain
 from xtune.collectors._textlines import READ_ERRORS
 from xtune.collectors._values import as_extra, natural, positive, scaled, small, text
 
 EMPTY_DUMP = "empty_dump"
+
+#: Forks rename what is the library's (bccl_comm_state), not these.
+_KEYS = frozenset(
+    {"version", "nccl_version", "comm_lib_version", "pg_config", "pg_status", "entries"}
+)
+_WORDS = (
+    b"pg_config",
+    b"pg_status",
+    b"nccl_version",
+    b"comm_lib_version",
+    b"collective_seq_id",
+    b"time_discovered_started_ns",
+)
 
 _FILE_RANK = re.compile(r"[_\-.](\d{1,7})$")
 _PEERS = re.compile(r"^(\d+)\s*(?:->|<-)\s*(\d+)$")
@@ -54,12 +77,18 @@ class FlightRecorder(Collector):
 
     name = "flight_recorder"
     name_tells = True
+    version = 2
     title = "PyTorch NCCL Flight Recorder dumps (pickle or JSON)"
+    produce = (
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/nccl_trace_rank_"
+    )
+    gives = "each rank's last collectives: order, sizes, state, what never came; empty dumps too"
+    lacks = "start times; durations unless TORCH_NCCL_ENABLE_TIMING=1"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the words of a dump stand in a pickle; low for any other pickle."""
-        words = (b"pg_config", b"pg_status", b"nccl_version", b"collective_seq_id")
-        known = sum(word in head for word in words)
+        known = sum(word in head for word in _WORDS)
         if len(head) > 1 and head[0] == 0x80 and head[1] in (2, 3, 4, 5):
             return 0.97 if known >= 2 else 0.3
         # A profiler trace has pg_config and nccl_version too.
@@ -87,8 +116,13 @@ class FlightRecorder(Collector):
             yield Reject("byte 0", f"not loaded, because it is not plain data: {error}")
             return
         except (ValueError, RecursionError) as error:
-            yield Reject("byte 0", str(error), "the dump was cut or is of another program")
-            return
+            entries = list(_salvaged(source)) if b"{" in data[:64] else []
+            kept = f"; {len(entries)} whole entries are kept" if entries else ""
+            hint = "the dump was cut or is of another program"
+            yield Reject("byte 0", f"{str(error)[:200]}{kept}", hint)
+            if not entries:
+                return
+            dump = {"entries": entries}
         if not isinstance(dump, dict) or not {"entries", "pg_config", "pg_status"} & dump.keys():
             yield Reject("byte 0", "not a Flight Recorder dump: no entries, no process groups")
             return
@@ -105,6 +139,16 @@ def _load(data: bytes) -> Any:
     return load_plain(data)
 
 
+def _salvaged(source: Source) -> Iterator[dict[str, Any]]:
+    """Whole entries of JSON that is cut or broken elsewhere; keys of an entry are sorted."""
+    for element in Elements(source, "entries", start=r'\{\s*"[a-z]'):
+        if isinstance(element, Element):
+            group = element.value.get("process_group")
+            if isinstance(group, list):
+                element.value["process_group"] = [as_utf8(word) for word in group]
+            yield element.value
+
+
 class _Dump:
     """One dump, read with suspicion: every field may be absent or of another type."""
 
@@ -113,7 +157,13 @@ class _Dump:
         self._source = source
         self._entries = dump.get("entries")
         self._version = text(dump.get("version"))
-        self._nccl = text(dump.get("nccl_version"))
+        # Since dump version 2.10 the library's version has a name for any library.
+        self._nccl = text(dump.get("nccl_version") or dump.get("comm_lib_version"))
+        self._unknown = [
+            key
+            for key in dump
+            if isinstance(key, str) and key not in _KEYS and not key.endswith("_comm_state")
+        ]
         self._groups = _groups(dump.get("pg_config"))
         self._status = _status(dump.get("pg_status"))
         self._sizes: dict[int, int | None] = {}
@@ -123,6 +173,8 @@ class _Dump:
         rank, note = self._rank([e for e in entries if isinstance(e, dict)])
         if note is not None:
             yield note
+        for key in self._unknown[:64]:
+            yield Unknown(text(key, 64) or "")
         rows = RowBuffer("collectives", self._context)
         if not entries:
             rows.add(self._empty_row(rank))
@@ -170,8 +222,8 @@ class _Dump:
                 {
                     "version": self._version,
                     "nccl_version": self._nccl,
-                    "process_groups": json.dumps(self._groups)[:65536],
-                    "process_group_status": json.dumps(self._status)[:65536],
+                    "process_groups": json.dumps(self._groups, sort_keys=True)[:65536],
+                    "process_group_status": json.dumps(self._status, sort_keys=True)[:65536],
                 }
             ),
         }

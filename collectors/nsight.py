@@ -16,7 +16,6 @@ The schema is NVIDIA's documented one (2021 to 2026); no public file was found t
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBu
 from xtune.collectors._collective import POINT_TO_POINT, canonical_op, hash_comm, size_from_call
 from xtune.collectors._kineto_ops import kernel_op
 from xtune.collectors._nsight_db import (
+    DAMAGE,
     ENVIRONMENT,
     KERNEL,
     MAGIC,
@@ -59,7 +59,7 @@ class Nsight(Collector):
         try:
             with Database(path) as database:
                 return 0.95 if database.tables.keys() & {KERNEL, NVTX, START} else 0.0
-        except (sqlite3.Error, OSError):
+        except (*DAMAGE, OSError):
             return 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
@@ -85,7 +85,7 @@ def _read(path: Path, context: Context) -> Iterator[Item]:
     try:
         with Database(path) as database:
             yield from _Report(database, context).items(rows)
-    except (sqlite3.Error, OverflowError) as error:
+    except DAMAGE as error:
         yield from rows.flush()
         yield Reject("database", f"SQLite stopped: {error}", "export the report again")
 

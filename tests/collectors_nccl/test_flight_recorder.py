@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.samples import samples
+from xtune.collectors._base import Source, Unknown
 from xtune.collectors._plain_pickle import UnsafePickleError, load_plain
 from xtune.collectors.flight_recorder import COLLECTOR
 
@@ -89,6 +90,56 @@ def test_json_variant_gives_the_same_rows(tmp_path: Path) -> None:
     assert COLLECTOR.claim(path, data) > 0.9
     as_json = read_bytes(COLLECTOR, data, tmp_path).rows
     assert as_json == read_bytes(COLLECTOR, pickle.dumps(DUMP), tmp_path).rows
+
+
+def as_dump_json(changed: dict[str, Any]) -> bytes:
+    """As ``dump_json`` writes it: keys sorted, the status as text, times of 0 for none."""
+    plain = copy.deepcopy(changed)
+    plain["comm_lib_version"] = plain.pop("nccl_version")
+    for status in plain["pg_status"].values():
+        status.update({key: str(value) for key, value in status.items()})
+    for one in plain["entries"]:
+        one["thread_id"], one["thread_name"] = "140", "pt_nccl"
+        for key, value in one.items():
+            if key.startswith("time_") and value is None:
+                one[key] = 0
+    if not plain["entries"]:
+        del plain["entries"]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_dump_json_as_pytorch_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "dump.json"
+    for changed in (DUMP, dump(entries=[])):
+        data = as_dump_json(changed)
+        path.write_bytes(data)
+        assert COLLECTOR.claim(path, data[:65536]) > 0.9
+        as_json = read_bytes(COLLECTOR, data, tmp_path).rows
+        assert as_json == read_bytes(COLLECTOR, pickle.dumps(changed), tmp_path).rows
+    # Entries come first: the head of a long dump has no process groups yet.
+    long = as_dump_json(dump(entries=[entry(record_id=n) for n in range(400)]))
+    assert b"pg_config" not in long[:65536] and COLLECTOR.claim(path, long[:65536]) > 0.9
+
+
+def test_cut_json_dump_keeps_its_whole_entries(tmp_path: Path) -> None:
+    entries = [entry(record_id=n, collective_seq_id=n) for n in range(5)]
+    data = as_dump_json(dump(entries=entries))
+    cut = data[: data.index(b'"collective_seq_id":3') + 30]
+    read = read_bytes(COLLECTOR, cut, tmp_path)
+    assert [row["seq"] for row in read.rows] == [0, 1, 2]
+    (reject,) = read.rejects
+    assert "3 whole entries are kept" in reject.reason
+
+
+def test_forks_rename_the_library_and_unknown_keys_are_named(tmp_path: Path) -> None:
+    changed = dump(bccl_comm_state={"7": {"rank": "6"}}, weather="fine")
+    changed["entries"][0]["profiling_name"] = "bccl:_all_gather_base"
+    path = tmp_path / "dump"
+    path.write_bytes(pickle.dumps(changed))
+    items = list(COLLECTOR.read(Source(path, "dump"), context()))
+    assert [item.name for item in items if isinstance(item, Unknown)] == ["weather"]
+    (row,) = read_path(COLLECTOR, path).rows
+    assert some(row, "op", "seq", "rank") == ("all_gather", 41, 6)
 
 
 @pytest.mark.parametrize(
