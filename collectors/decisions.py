@@ -26,6 +26,10 @@ class Decisions(Collector):
 
     name = "decisions"
     title = "decision logs of exported policies"
+    produce = "XTUNE_DECISIONS=decisions-%h-%r.jsonl in the job's environment"
+    gives = "each change of level, ratio, bits, path or mode, with its reason"
+    lacks = "what stayed as it was"
+    tail_lines = True
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a line has the log's own mark."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .decisions import DecisionLog
     from .forecast import Forecaster, make_forecaster
     from .forecast_batch import ForecastTable
+    from .layer_norms import LayerNorms
     from .paths import DirectedLink, PathFinder
     from .plan import Layer, Plan
     from .presets import PRESETS, preset
@@ -33,6 +34,7 @@ _HOME = {
     "ForecastTable": "forecast_batch",
     "Forecaster": "forecast",
     "Layer": "plan",
+    "LayerNorms": "layer_norms",
     "Parameter": "_fields",
     "PathFinder": "paths",
     "Plan": "plan",
@@ -58,6 +60,7 @@ __all__ = [
     "ForecastTable",
     "Forecaster",
     "Layer",
+    "LayerNorms",
     "Parameter",
     "PathFinder",
     "Plan",

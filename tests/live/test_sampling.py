@@ -13,7 +13,6 @@ import pytest
 
 from tests.collectors_ib.helpers import Result, gather, port_tree, run
 from xtune.collectors import Context
-from xtune.collectors import _live_sysfs as live_sysfs
 from xtune.collectors._live import open_sampler
 from xtune.collectors._live_sysfs import SCAN_NS, SysfsSampler
 from xtune.errors import InputError
@@ -276,7 +275,7 @@ class Driver:
                 raise OSError(self.errors[name], os.strerror(self.errors[name]))
             return real(handle, size, offset)
 
-        monkeypatch.setattr(live_sysfs.os, "pread", pread)
+        monkeypatch.setattr("os.pread", pread)
 
 
 def test_what_a_driver_never_gives_is_given_up_and_said_once(
