@@ -198,7 +198,28 @@ _ETHTOOL = lines(
     "     rx_bytes_phy: 18446744073709551610",
 )
 
+_RULE = "-" * 70
+_PM = lines(
+    *_BANNER,
+    _RULE,
+    f"Port=1 Lid=0x0004 GUID={NDR} Device=54002 Port Name=leaf/U1/P1",
+    _RULE,
+    "link_down_counter=0x03",
+    "symbol_error_counter=0xffff",
+    "port_xmit_data=0xffffffff",
+    "port_xmit_data_extended=0x000000012a05f200",
+    "port_xmit_wait=0x10",
+    "max_retransmission_rate=0x0",
+    _RULE,
+    f"Port=1 Lid=0x0009 GUID={CX7} Device=4129 Port Name=h1/N00000000000000c1/P1",
+    _RULE,
+    "link_down_counter=0x00",
+    "port_xmit_data_extended=0xfffffffffffffffe",
+    "port_xmit_wait=0x20",
+)
+
 SEEDS = {
+    "ibdiagnet_ports": Seed(form="text", inputs=(_PM,)),
     "ib_sysfs": Seed(form="tree", inputs=(_tree(),)),
     "telegraf": Seed(
         form="text", inputs=(_telegraf(),), stands=("ts", "link", "port_xmit_packets")

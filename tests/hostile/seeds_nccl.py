@@ -230,28 +230,6 @@ def _profiler() -> bytes:
     return lines(*found, "{}]")
 
 
-def _chakra() -> dict[str, Any]:
-    def call(number: int, name: str) -> dict[str, Any]:
-        told = {"collective_name": name, "dtype": "BFloat16", "in_msg_nelems": 100}
-        told |= {"out_msg_nelems": 100, "pg_name": "3", "pg_desc": "dp", "pg_size": 4}
-        tensor = [[1, 2, 0, 100, 2, "cuda:0"]]
-        attributes = [{"name": "rf_id", "type": "uint64", "value": 1}]
-        attributes += [{"name": key, "type": "x", "value": value} for key, value in told.items()]
-        values = [tensor, 10 + number, ["3", "dp"], 1, name, [], [], 0, 2, 4]
-        return {
-            "id": number,
-            "name": "record_param_comms",
-            "ctrl_deps": 7,
-            "inputs": {"values": values, "shapes": [], "types": []},
-            "outputs": {"values": [], "shapes": [], "types": []},
-            "attrs": attributes,
-        }
-
-    head = {"schema": "1.1.0-chakra.0.0.4", "pid": 1, "time": "2026-01-31 08:00:00"}
-    nodes = [call(5, "allreduce"), call(6, "broadcast"), call(8, "_allgather_base")]
-    return {**head, "start_ts": 5, "nodes": nodes, "finish_ts": 9}
-
-
 def _gradients() -> bytes:
     return lines(
         *(
@@ -278,7 +256,6 @@ def _gradients() -> bytes:
 
 SEEDS = {
     "nccl_profiler": Seed(form="json", inputs=(_profiler(),), stands=("op", "seq")),
-    "chakra": Seed(form="json", inputs=(json.dumps(_chakra()).encode(),), stands=("op", "seq")),
     "layer_gradients": Seed(
         form="jsonl", inputs=(_gradients(),), stands=("ts", "step", "layer", "norm")
     ),
