@@ -254,7 +254,19 @@ def _gradients() -> bytes:
     )
 
 
+_ROCPROF = lines(
+    '"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp",'
+    '"End_Timestamp"',
+    '"RCCL_API","ncclGroupStart",77,78,9,1,2',
+    *(
+        f'"RCCL_API","nccl{name}",77,78,{n},{18414380653860 + n},{18414380693574 + n}'
+        for n, name in enumerate(("AllReduce", "AllGather", "Send", "Teleport"))
+    ),
+    '"HIP_API","hipMemcpy",77,78,9,5,6',
+)
+
 SEEDS = {
+    "rocprof": Seed(form="text", inputs=(_ROCPROF,), stands=("op",)),
     "nccl_profiler": Seed(form="json", inputs=(_profiler(),), stands=("op", "seq")),
     "layer_gradients": Seed(
         form="jsonl", inputs=(_gradients(),), stands=("ts", "step", "layer", "norm")
