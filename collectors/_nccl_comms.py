@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from xtune.collectors._collective import hash_comm
 from xtune.collectors._nccl_lines import Message, Process
@@ -17,6 +20,13 @@ from xtune.collectors._nccl_lines import Message, Process
 _COMM = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})\b")
 _ID = re.compile(r"commId (0x[0-9a-f]{1,16})\b")
 _EVENT = re.compile(r"- (Init START|Init COMPLETE|Destroy|Abort)")
+_SPLIT = re.compile(
+    r"parent (0x[0-9a-f]+) (?:split|child)Count (-?\d{1,10}) color (-?\d{1,10}) key"
+)
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+_LOST = -1
 
 
 @dataclass(slots=True)
@@ -24,23 +34,16 @@ class Comm:
     """One communicator on one rank, from its Init to its Destroy.
 
     Attributes:
+        slot: Its place among the counters.
         ranks: Its size.
         rank: Rank in it; null without an Init line.
         name: Equal on all its ranks; null where that is not known.
-        operations: How many were numbered so far; null after one was lost.
     """
 
+    slot: int
     ranks: int
     rank: int | None = None
     name: str | None = None
-    operations: int | None = 0
-
-    def number(self) -> int | None:
-        """Number of the next operation, from 0; null where one before it was lost."""
-        if self.operations is None:
-            return None
-        self.operations += 1
-        return self.operations - 1
 
 
 class Survey:
@@ -60,10 +63,12 @@ class Survey:
             if found and _EVENT.search(message.body):
                 self._named.add((message.process, found[1]))
 
-    def see_use(self, process: Process, tid: int, pointer: str, ranks: int) -> None:
-        """Note that a thread used a communicator in a message that stood alone in its line."""
+    def see_use(
+        self, process: Process, tid: int, pointer: str, ranks: int, times: int = 1
+    ) -> None:
+        """Note that a thread used a communicator in messages that stood alone in their lines."""
         self._threads.add((process, tid, pointer, ranks))
-        self._uses.setdefault((pointer, ranks), Counter())[process] += 1
+        self._uses.setdefault((pointer, ranks), Counter())[process] += times
 
     def used_by(self, process: Process, tid: int, pointer: str, ranks: int) -> bool:
         """Whether this thread used this communicator in a message that stood alone."""
@@ -119,10 +124,20 @@ class Survey:
 
 
 class Comms:
-    """Second pass: the communicators that are alive at a point of the log."""
+    """Second pass: the communicators that are alive at a point of the log.
+
+    Attributes:
+        counters: By slot, how many operations were numbered so far; negative after one was lost.
+        changed: Processes and pointers whose communicator is another now, or has another name,
+            since the caller last emptied the set.
+    """
 
     def __init__(self) -> None:
         self._alive: dict[tuple[Process | None, str], Comm] = {}
+        self._slots = 0
+        self._free: list[int] = []
+        self.counters: Any = np.zeros(64, np.int64)
+        self.changed: set[tuple[Process | None, str]] = set()
 
     def see(self, message: Message) -> None:
         """Take note of Init, Destroy and Abort lines."""
@@ -132,27 +147,47 @@ class Comms:
             return
         key = (message.process, found[1])
         if event[1] in {"Destroy", "Abort"}:
-            self._alive.pop(key, None)
+            self._end(key)
             return
-        unique = _ID.search(message.body)
-        name = hash_comm(int(unique[1], 16)) if unique else None
+        name = self._name(message)
         rank, ranks = int(found[2]), int(found[3])
-        if rank >= ranks:
-            return  # two lines run together, or damage
         comm = self._alive.get(key)
         same = comm is not None and (comm.rank, comm.ranks) == (rank, ranks)
         if comm is None or not same or (name and comm.name and comm.name != name):
-            self._alive[key] = Comm(ranks, rank, name)
+            self._start(key, ranks, rank, name)
         elif name:
             comm.name = name
+            self.changed.add(key)
+
+    def _name(self, message: Message) -> str | None:
+        """The hash that an Init line prints, or that NCCL makes of what the line of a split says.
+
+        A split has no unique id: NCCL hashes its parent's hash, how often the parent was split,
+        and the color (src/init.cc, 2.19 and later).
+        """
+        unique = _ID.search(message.body)
+        if unique:
+            return hash_comm(int(unique[1], 16))
+        split = _SPLIT.search(message.body)
+        parent = self._alive.get((message.process, split[1])) if split else None
+        if split is None or parent is None or parent.name is None:
+            return None
+        return hash_comm(split_hash(int(parent.name, 16), int(split[2]), int(split[3])))
 
     def of(self, process: Process | None, pointer: str, ranks: int) -> Comm:
         """The communicator behind a pointer; a new one where no Init line told of it."""
         comm = self._alive.get((process, pointer))
         if comm is None or comm.ranks != ranks:
-            comm = Comm(ranks)
-            self._alive[process, pointer] = comm
+            comm = self._start((process, pointer), ranks, None, None)
         return comm
+
+    def number(self, comm: Comm) -> int | None:
+        """Number of the next operation, from 0; null where one before it was lost."""
+        number = int(self.counters[comm.slot])
+        if number < 0:
+            return None
+        self.counters[comm.slot] = number + 1
+        return number
 
     def lose(self, process: Process | None, pointer: str | None) -> None:
         """An operation was lost: the numbers that follow on its communicator are not known.
@@ -161,4 +196,45 @@ class Comms:
         """
         for (owner, name), comm in self._alive.items():
             if process in (None, owner) and pointer in (None, name):
-                comm.operations = None
+                self.counters[comm.slot] = _LOST
+
+    def _start(
+        self, key: tuple[Process | None, str], ranks: int, rank: int | None, name: str | None
+    ) -> Comm:
+        self._end(key)
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot, self._slots = self._slots, self._slots + 1
+            if slot == len(self.counters):
+                self.counters = np.concatenate([self.counters, np.zeros_like(self.counters)])
+        self.counters[slot] = 0
+        comm = Comm(slot, ranks, rank, name)
+        self._alive[key] = comm
+        return comm
+
+    def _end(self, key: tuple[Process | None, str]) -> None:
+        comm = self._alive.pop(key, None)
+        if comm is not None:
+            self._free.append(comm.slot)
+        self.changed.add(key)
+
+
+def split_hash(parent: int, splits: int, color: int) -> int:
+    """NCCL's hash of a communicator made by a split (``eatHash``, src/include/utils.h).
+
+    Args:
+        parent: Hash of the communicator that was split.
+        splits: How often that one had been split (``splitCount``, later ``childCount``).
+        color: What the split gave this part.
+    """
+    first = second = 1
+    for value, size in ((parent, 8), (splits & 0xFFFFFFFF, 4), (color & 0xFFFFFFFF, 4)):
+        first = ((first ^ size) + second) & _WORD
+        second ^= first
+        first = (first ^ first >> 31) * 0x9DE62BBC8CEF3CE3 & _WORD
+        second = (second ^ second >> 32) * 0x485CD6311B599E79 & _WORD
+        first = (first + value) & _WORD
+    digest = (first ^ first >> 31) * 0xBAC3BD562846DE6B & _WORD
+    digest = (digest + second) & _WORD
+    return (digest ^ digest >> 32) * 0x995A187A14E7B445 & _WORD

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from xtune.collectors._stamps import STAMP
 
 _MARK = re.compile(r" NCCL (?:INFO|WARN|CALL) ")
+#: What :data:`_MARK` finds.
+MARKS = (b" NCCL INFO ", b" NCCL WARN ", b" NCCL CALL ")
 # What stands before the mark; a WARN has its place in the source, too.
 _PREFIX = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.\-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"

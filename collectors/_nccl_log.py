@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from xtune.collectors import _nccl_call
 from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer
-from xtune.collectors._collective import (
-    DTYPE_BYTES,
-    NCCL_DTYPES,
-    NCCL_REDOPS,
-    POINT_TO_POINT,
-    canonical_op,
-    size_from_call,
-)
+from xtune.collectors._nccl_call import Call, Choice, User
 from xtune.collectors._nccl_comms import Comms, Survey
 from xtune.collectors._nccl_lines import (
     COLLECTIVE,
@@ -26,12 +20,11 @@ from xtune.collectors._nccl_lines import (
 )
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import Line
-from xtune.collectors._values import as_extra, natural, small
+from xtune.collectors._values import natural, small
 
-# Numbers that NCCL printed before it printed names (src/include/nccl_common.h).
-_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _POINTER = re.compile(r" comm (0x[0-9a-f]+) \[nranks=")
-_WORDS = (
+#: A line with none of these words says nothing of operations or communicators.
+WORDS = (
     b"opCount ",
     b" comm 0x",
     b" Bytes -> ",
@@ -41,12 +34,13 @@ _WORDS = (
     b"[nranks=",
 )
 _KEEP_APART = "set NCCL_DEBUG_FILE=%h.%p to keep ranks apart"
-_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+Thread = tuple[Process, int]
 
 
 def of_interest(line: Line) -> bool:
     """Whether a line may hold a COLL, TUNING or Init message or a piece of one: most do not."""
-    return any(word in line.data for word in _WORDS)
+    return any(word in line.data for word in WORDS)
 
 
 def survey_line(line: Line, survey: Survey) -> None:
@@ -62,18 +56,59 @@ def survey_line(line: Line, survey: Survey) -> None:
 
 
 class NcclLog:
-    """Second pass: holds, per thread, one row that a TUNING message may complete."""
+    """Second pass: holds, per thread, one row that a TUNING message may complete.
+
+    Attributes:
+        found: Operations so far.
+        comms: The communicators alive.
+        stamps: Reads the times.
+        held: By thread, the row that may be completed.
+        touched: Threads whose row in ``held`` came or went since the caller last emptied the set.
+        elsewhere: Gives the row of a thread that the caller holds, and forgets it.
+    """
 
     def __init__(self, survey: Survey, context: Context) -> None:
         self._survey = survey
         self._context = context
-        self._comms = Comms()
         self._candidates = survey.candidates()
         self._rows = RowBuffer("collectives", context)
-        self._held: dict[tuple[Process, int], dict[str, Any]] = {}
-        self._stamps = StampReader(context)
         self._open: tuple[Message, Line] | None = None
-        self.found = self._nameless = 0
+        self._nameless = 0
+        self.found = 0
+        self.comms = Comms()
+        self.stamps = StampReader(context)
+        self.held: dict[Thread, dict[str, Any]] = {}
+        self.touched: set[Thread] = set()
+        self.elsewhere: Callable[[Thread], dict[str, Any] | None] = lambda _: None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next line may be the rest of a message: it must be read, whatever it is."""
+        return self._open is not None
+
+    def user(
+        self, process: Process | None, pointer: str, ranks: int, global_rank: int | None
+    ) -> tuple[int, User]:
+        """Whose an operation is that ``process`` wrote: its counter's slot, and its columns."""
+        comm = self.comms.of(process, pointer, ranks)
+        candidate = self._candidates.get(ranks)
+        user = User.of(process, comm, pointer, global_rank, candidate, self._context)
+        return comm.slot, user
+
+    def is_writer(self, process: Process, pointer: str, ranks: int) -> bool:
+        """Whether messages of a process with this pointer are surely its own."""
+        return self._survey.writer(process, pointer, ranks) == process
+
+    def count(self, found: int, nameless: int) -> None:
+        """Count operations that the caller read."""
+        self.found += found
+        self._nameless += nameless
+
+    def release(self, thread: Thread) -> None:
+        """A later operation of the thread came: the held row stays as it is."""
+        held = self.held.pop(thread, None)
+        if held is not None:
+            self._rows.add(held)
 
     def line(self, line: Line) -> Iterator[Item]:
         """Read one physical line."""
@@ -83,7 +118,7 @@ class NcclLog:
         head, messages = split_messages(text, self._survey.processes)
         yield from self._unprefixed(head, line)
         for message in messages:
-            self._comms.see(message)
+            self.comms.see(message)
             if COLLECTIVE.search(message.body):
                 yield from self._collective(message, line)
             elif FRAGMENT.search(message.body) or message.cut:
@@ -97,10 +132,10 @@ class NcclLog:
     def end(self) -> Iterator[Item]:
         """What is still held, and what a user should know."""
         yield from self._close()
-        for row in self._held.values():
-            self._rows.add(row)
+        for thread in list(self.held):
+            self.release(thread)
         yield from self._rows.flush()
-        yield from self._stamps.notes()
+        yield from self.stamps.notes()
         if self._nameless:
             yield Note(
                 "operations whose communicator has no Init line (NCCL_DEBUG_SUBSYS=INIT):"
@@ -141,7 +176,7 @@ class NcclLog:
 
     def _lost(self, process: Process | None, piece: str, line: Line) -> Reject:
         pointer = _POINTER.search(piece)
-        self._comms.lose(process, pointer[1] if pointer else None)
+        self.comms.lose(process, pointer[1] if pointer else None)
         return Reject(
             line.place,
             "a COLL message that another rank's output or the end of the file cut: the numbers"
@@ -157,7 +192,7 @@ class NcclLog:
             return
         process = message.process or self._survey.owner(found["comm"], ranks)
         if process is None and message.body is not message.before:
-            self._comms.lose(None, found["comm"])
+            self.comms.lose(None, found["comm"])
             yield Reject(
                 line.place,
                 "the process of a message within another's line cannot be told",
@@ -170,61 +205,47 @@ class NcclLog:
                 yield self._lost(process, "", line)
                 return
             process = writer
-        self.found += 1
-        op = canonical_op(found["name"]) or found["name"]
-        comm = self._comms.of(process, found["comm"], ranks)
-        if comm.name is None:
-            self._nameless += 1
-        dtype = _named(NCCL_DTYPES, found["datatype"])
-        width = DTYPE_BYTES.get(dtype or "")
-        count = natural(found["count"])
-        size = None if width is None or count is None else size_from_call(op, count * width, ranks)
-        row = {
-            "enqueue_ts": self._stamps.last(message.before),
-            "job": self._context.job,
-            "host": process.host if process else self._context.host,
-            "rank": small(found["global_rank"]) if found["global_rank"] else self._context.rank,
-            "comm_rank": comm.rank,
-            "comm": comm.name,
-            "comm_size": ranks,
-            "seq": None if op in POINT_TO_POINT else comm.number(),
-            "op": op,
-            "dtype": dtype,
-            "message_bytes": natural(size),
-            "extra": as_extra(
-                {
-                    "op_count": found["op_count"],
-                    "redop": _named(NCCL_REDOPS, found["redop"]) or "user",
-                    "root": found["root"],
-                    "comm_pointer": found["comm"],
-                    "comm_candidate": None if comm.name else self._candidates.get(ranks),
-                    "pid": process.pid if process else None,
-                    "launcher_label": process.label or None if process else None,
-                }
-            ),
-        }
+        pointer = found["comm"]
+        global_rank = small(found["global_rank"]) if found["global_rank"] else None
+        _, user = self.user(process, pointer, ranks, global_rank)
+        self.count(1, not user.named)
+        call = Call.of(found["name"], found["datatype"], found["redop"], found["root"], ranks)
+        row = _nccl_call.row(
+            call,
+            user,
+            enqueue_ts=self.stamps.last(message.before),
+            seq=self.comms.number(self.comms.of(process, pointer, ranks))
+            if call.numbered
+            else None,
+            message_bytes=call.size(natural(found["count"])),
+            op_count=found["op_count"],
+        )
         if process is None:
             self._rows.add(row)
             return
-        before = self._held.get((process, message.tid))
+        thread = (process, message.tid)
+        before = self._take(thread)
         if before is not None:
             self._rows.add(before)
-        self._held[process, message.tid] = row
+        self.held[thread] = row
+
+    def _take(self, thread: Thread) -> dict[str, Any] | None:
+        held = self.held.pop(thread, None)
+        self.touched.add(thread)
+        return self.elsewhere(thread) if held is None else held
 
     def _tuning(self, message: Message) -> None:
         """Give the choice of algorithm to the operation just before on the same thread."""
         found = TUNING.search(message.body)
         if found is None or message.process is None:
             return
-        row = self._held.get((message.process, message.tid))
-        if row is None or row["op"] != canonical_op(found["name"]):
+        thread = (message.process, message.tid)
+        row = self._take(thread)
+        if row is None:
             return
-        if row["message_bytes"] == natural(found["bytes"]):
-            row["algorithm"] = _named(_ALGORITHMS, found["algorithm"]) or found["algorithm"]
-            row["protocol"] = _named(_PROTOCOLS, found["protocol"]) or found["protocol"]
-            self._rows.add(self._held.pop((message.process, message.tid)))
-
-
-def _named(names: tuple[str, ...], number: str) -> str | None:
-    index = natural(number)
-    return names[index] if index is not None and index < len(names) else None
+        choice = Choice.of(found["name"], found["algorithm"], found["protocol"])
+        if (row["op"], row["message_bytes"]) == (choice.op, natural(found["bytes"])):
+            row["algorithm"], row["protocol"] = choice.algorithm, choice.protocol
+            self._rows.add(row)
+        else:
+            self.held[thread] = row

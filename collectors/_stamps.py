@@ -57,6 +57,27 @@ class StampReader:
             return self._nanoseconds(zoned[-1])
         return self._nanoseconds(stamps[-1])
 
+    @property
+    def has_zone(self) -> bool:
+        """Whether local times can be placed."""
+        return self._zone is not None
+
+    def local(self, seconds: int, times: int) -> int:
+        """Seconds since the epoch of a local time; noted ``times`` times where it is ambiguous.
+
+        Args:
+            seconds: From 1970-01-01 00:00 to it, on the clock of the zone that the user named.
+            times: How many stamps show it.
+        """
+        moment = _EPOCH.replace(tzinfo=self._zone) + timedelta(seconds=seconds)
+        if moment.utcoffset() != moment.replace(fold=1).utcoffset():
+            self._twice += times
+        return (moment.astimezone(UTC) - _EPOCH) // _SECOND
+
+    def unplaced(self, times: int) -> None:
+        """Note local times whose zone nobody names."""
+        self._without_zone += times
+
     def _nanoseconds(self, stamp: re.Match[str]) -> int | None:
         year, month, day, hour, minute, second = (int(stamp[i]) for i in range(1, 7))
         nanos = int((stamp[7] or "").ljust(9, "0"))

@@ -14,11 +14,13 @@ from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES, Context, Item, Note, 
 from xtune.collectors._loss_lines import BARE, EVENT, LossLines, match
 from xtune.collectors._megatron_log import START, MegatronLog
 from xtune.collectors._nccl_comms import Survey
+from xtune.collectors._nccl_large import open_fast
 from xtune.collectors._nccl_log import NcclLog, of_interest, survey_line
 from xtune.collectors._textlines import Line, Lines
 
 _TAIL_BYTES = 65536
 _LOSS_WORDS = (b"loss", b"Loss", b"trl:", b"tel:", b"[#log]")
+_TRIGGERS = (b"iteration", *_LOSS_WORDS)
 
 
 class Kind(enum.Enum):
@@ -43,7 +45,8 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
     survey = Survey()
     kinds = {claimed}
     named = False
-    for line in Lines(source):
+    fast = open_fast(source, context, _TRIGGERS)
+    for line in fast.survey(survey) if fast else Lines(source):
         if of_interest(line):
             survey_line(line, survey)
             if b"opCount " in line.data:
@@ -53,6 +56,8 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
         elif not named and _is_named_loss(line):
             named = True
             kinds.add(Kind.LOSS)
+    if fast and fast.plain:
+        kinds.add(Kind.NCCL)
     parts: dict[Kind, NcclLog | MegatronLog | LossLines] = {}
     if Kind.NCCL in kinds:
         parts[Kind.NCCL] = NcclLog(survey, context)
@@ -60,11 +65,15 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
         parts[Kind.MEGATRON] = MegatronLog(context)
     if Kind.LOSS in kinds:
         parts[Kind.LOSS] = LossLines(context, bare=not named)
+    others = list(parts.values())
+    if fast and isinstance(others[0], NcclLog):
+        yield from fast.read(others.pop(0), rejects=not others)
     lines = Lines(source)
-    for line in lines:
-        for part in parts.values():
-            yield from part.line(line)
-    for part in parts.values():
+    if others:
+        for line in lines:
+            for part in others:
+                yield from part.line(line)
+    for part in others:
         yield from part.end()
     yield from lines.rejects
     if not parts[claimed].found:
