@@ -137,9 +137,11 @@ class CollectorConformance(ABC):
             self.read(path)
 
 
-def plain(item: Item) -> str:
-    """An item as text, in which a NaN equals itself."""
-    return f"{item.table} {item.batch.to_pylist()}" if isinstance(item, Rows) else repr(item)
+def plain(item: Item) -> object:
+    """An item in a form in which a NaN equals itself."""
+    if isinstance(item, Rows):
+        return item.table, item.batch.serialize().to_pybytes()
+    return item
 
 
 def count(items: list[Item]) -> dict[str, int]:
