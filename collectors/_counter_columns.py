@@ -121,6 +121,11 @@ class Layout:
     columns: tuple[Column, ...]
     long: bool
 
+    @property
+    def timed(self) -> bool:
+        """Whether each row has its own time, of a clock or since some start."""
+        return any(column.role in ("time", "offset") for column in self.columns)
+
     @classmethod
     def of(cls, headers: Iterable[str], column_map: Mapping[str, str]) -> Layout | None:
         """The layout of a header, ``None`` where it has no counters.

@@ -103,7 +103,7 @@ class _Table:
                 told[known.role] = cell
         self._identify(told, about)
         if layout.long:
-            return self._long(told, about)
+            return self._long(told, about, layout.timed)
         if differences:
             # Apart: a row's values are all differences or none is.
             ts = about.get("ts", self._fallback)
@@ -172,7 +172,7 @@ class _Table:
             "rate_gbps": parse_rate(told.get("rate", "").replace("Gb/sec", " Gb/sec"))[0],
         }
 
-    def _long(self, told: dict[str, str], about: dict[str, Any]) -> str | None:
+    def _long(self, told: dict[str, str], about: dict[str, Any], timed: bool) -> str | None:
         name = told.get("counter", "")
         if name in _LEAVE:
             return None
@@ -184,8 +184,7 @@ class _Table:
             return None
         if after is None:
             return f"not a counter: {clip(name)}={clip(told.get('after', ''))}"
-        offset = about["extra"].get("offset_ns")
-        if offset is not None or "before" not in told:
+        if timed or "before" not in told:
             # An event: what one counter became at that moment.
             self.flush()
             self._held.append((about, {}, {name: after}))

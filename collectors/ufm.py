@@ -38,9 +38,11 @@ from xtune.collectors._ufm_fields import role
 from xtune.collectors._values import text, whole
 
 _HEADER = re.compile(r"timestamp,(?:[\w.\[\]-]*,)*?node_guid,", re.IGNORECASE)
-#: An object without objects in it: one record.
-_RECORD = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_BEGUN = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*(?:"(?:[^"\\]|\\.)*\\?)?\Z', re.DOTALL)
+#: An object without objects in it: one record; else one that has begun where the text ends.
+_STRING = r'"(?:[^"\\]|\\.)*'
+_RECORD = re.compile(
+    rf'(\{{(?:[^{{}}"]|{_STRING}")*\}})|\{{(?:[^{{}}"]|{_STRING}")*(?:{_STRING}\\?)?\Z', re.DOTALL
+)
 _CHUNK = 1 << 18
 _MAX_RECORD = 1 << 20
 _NOTHING = {"", "na", "n/a", "nan", "null", "none", "-1", "0xfffffffffffffffe"}
@@ -226,12 +228,12 @@ def _json_records(source: Source, damage: list[Reject]) -> Iterator[tuple[str, s
         with source.open() as stream:
             while block := stream.read1(_CHUNK):
                 held += decoder.decode(block)
-                end = 0
+                end = len(held)
                 for match in _RECORD.finditer(held):
-                    yield f"character {offset + match.start()}", match[0]
-                    end = match.end()
-                begun = _BEGUN.search(held, end)
-                end = begun.start() if begun else len(held)
+                    if match[1] is None:
+                        end = match.start()
+                        break
+                    yield f"character {offset + match.start()}", match[1]
                 if len(held) - end > _MAX_RECORD:
                     damage.append(Reject(f"character {offset + end}", "a record without its end"))
                     end = len(held)
