@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 
@@ -19,6 +18,9 @@ from xtune.collectors._base import Note, Reject
 
 MAX_RECORD = 1 << 28
 _HEADER = 12
+_HEAD = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+_BLOCK = 1 << 18
 _WINDOW = 1 << 16
 _ZEROS = bytes(4)
 _NO_HEADER = bytes(_HEADER)
@@ -33,8 +35,7 @@ class Readable(Protocol):
         """At most ``size`` bytes; empty at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One record whose checksums are right, and where it starts."""
 
     offset: int
@@ -43,7 +44,10 @@ class Record:
 
 def masked_crc(data: bytes) -> int:
     """The checksum of ``data`` as the file has it."""
-    crc: int = google_crc32c.value(data)
+    return _masked(google_crc32c.value(data))
+
+
+def _masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -51,28 +55,38 @@ def valid_header(header: bytes) -> int | None:
     """Length of the record that ``header`` starts, or null where its checksum is wrong."""
     if len(header) < _HEADER:
         return None
-    length, crc = struct.unpack("<QI", header[:_HEADER])
+    length, crc = _HEAD.unpack_from(header)
     return int(length) if masked_crc(header[:8]) == crc else None
 
 
-class _Pushback:
-    """A stream that takes bytes back, so that a search may read ahead."""
+class _Buffer:
+    """The part of a stream that is being looked at."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._back = b""
+        self.data = b""
+        self.at = 0
+        self.base = 0
 
-    def read(self, size: int) -> bytes:
-        data, self._back = self._back[:size], self._back[size:]
-        while len(data) < size:
-            more = self._stream.read(size - len(data))
-            if not more:
-                break
-            data += more
-        return data
+    @property
+    def offset(self) -> int:
+        return self.base + self.at
 
-    def unread(self, data: bytes) -> None:
-        self._back = data + self._back
+    def need(self, size: int) -> bool:
+        """Read on until ``size`` bytes are there; false where the stream ends before."""
+        if self.at + size <= len(self.data):
+            return True
+        pieces = [self.data[self.at :]]
+        have = len(pieces[0])
+        self.base += self.at
+        self.at = 0
+        try:
+            while have < size and (piece := self._stream.read(max(size - have, _BLOCK))):
+                pieces.append(piece)
+                have += len(piece)
+        finally:  # a damaged stream raises: what it gave before stays
+            self.data = b"".join(pieces)
+        return have >= size
 
 
 def records(stream: Readable) -> Iterator[Record | Reject | Note]:
@@ -81,51 +95,52 @@ def records(stream: Readable) -> Iterator[Record | Reject | Note]:
     A record of wrong data costs itself; after a wrong length the next right header is looked for.
     A cut last record is normal while the writer lives: a note.
     """
-    source = _Pushback(stream)
-    offset = 0
-    while header := source.read(_HEADER):
-        length = valid_header(header)
-        if length is None and len(header) < _HEADER:
-            yield _CUT
-            return
-        if length is None:
-            source.unread(header[1:])
-            skipped = 1 + _skip_to_header(source)
+    buffer = _Buffer(stream)
+    checksum = google_crc32c.value
+    while buffer.need(_HEADER):
+        data, at, offset = buffer.data, buffer.at, buffer.offset
+        length, crc = _HEAD.unpack_from(data, at)
+        if _masked(checksum(data[at : at + 8])) != crc:
+            buffer.at += 1
+            skipped = 1 + _skip_to_header(buffer)
             yield Reject(
                 f"byte {offset}",
                 f"not a record: {skipped} bytes left out",
                 "the file is damaged; what stands before and after is kept",
             )
-            offset += skipped
             continue
         if length > MAX_RECORD:
             yield Reject(f"byte {offset}", f"a record of {length} bytes is no event")
             return
-        body = source.read(length + 4)
-        if len(body) < length + 4:
+        size = _HEADER + length + 4
+        if not buffer.need(size):
             yield _CUT
             return
-        data = body[:length]
-        if masked_crc(data) == struct.unpack("<I", body[length:])[0]:
-            yield Record(offset, data)
+        data, at = buffer.data, buffer.at
+        body = data[at + _HEADER : at + size - 4]
+        buffer.at = at + size
+        if _masked(checksum(body)) == _CRC.unpack_from(data, at + size - 4)[0]:
+            yield Record(offset, body)
         else:
             yield Reject(f"byte {offset}", "record with a wrong checksum")
-        offset += _HEADER + length + 4
+    if buffer.at < len(buffer.data):
+        yield _CUT
 
 
-def _skip_to_header(source: _Pushback) -> int:
+def _skip_to_header(buffer: _Buffer) -> int:
     """Pass over bytes up to a header whose checksum is right, or to the end; how many."""
-    skipped = 0
+    begun = buffer.offset
     while True:
-        window = source.read(_WINDOW)
+        whole = buffer.need(_WINDOW)
+        window = buffer.data[buffer.at : buffer.at + _WINDOW]
         for start in _candidates(window):
             if valid_header(window[start : start + _HEADER]) is not None:
-                source.unread(window[start:])
-                return skipped + start
-        if len(window) < _WINDOW:
-            return skipped + len(window)
-        source.unread(window[-(_HEADER - 1) :])
-        skipped += len(window) - (_HEADER - 1)
+                buffer.at += start
+                return buffer.offset - begun
+        if not whole:
+            buffer.at = len(buffer.data)
+            return buffer.offset - begun
+        buffer.at += len(window) - (_HEADER - 1)
 
 
 def _candidates(window: bytes) -> Iterator[int]:

@@ -5,22 +5,23 @@ seconds, when the value was written.
 
 After a resume a writer goes back to an earlier step in the same file. As TensorBoard itself does,
 the newer values are kept: a value of a tag is dropped where the same tag comes again later at the
-same or an earlier step. A first pass finds these places. Tags per epoch (``epoch_loss``) count
-epochs as steps and are left out, unless ``--map loss=TAG`` names one.
+same or an earlier step. Up to two million values are held for that; a larger file is read twice.
+Tags per epoch (``epoch_loss``) count epochs as steps and are left out, unless ``--map loss=TAG``
+names one.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
-from xtune.collectors._protowire import BYTES, FIXED32, FIXED64, VARINT, fields, signed
+from xtune.collectors._event_proto import event_class
 from xtune.collectors._steps import Measure, Plan, as_column
 from xtune.collectors._textlines import READ_ERRORS
 from xtune.collectors._tfrecord import Record, records, valid_header
@@ -29,6 +30,7 @@ from xtune.collectors._values import scaled
 # Numbers of tensorflow/core/framework/types.proto.
 _DT_FLOAT, _DT_DOUBLE = 1, 2
 _OPEN_STEPS = 4096
+_HELD = 2_000_000
 
 
 class LossTensorboard(Collector):
@@ -36,6 +38,9 @@ class LossTensorboard(Collector):
 
     name = "loss_tensorboard"
     title = "TensorBoard event files (events.out.tfevents.*)"
+    produce = "torch.utils.tensorboard.SummaryWriter(dir).add_scalar('train/loss', loss, step)"
+    gives = "loss, gradient norm and learning rate by step, with the time of writing"
+    lacks = "tags whose name says no measure (name them with --map); rank"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the file starts with a record that says it holds events."""
@@ -46,27 +51,62 @@ class LossTensorboard(Collector):
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a step and split."""
         measures = _Measures(context)
-        later = _restarts(source, measures)
-        log = _Rows(context, later)
+        restarts = _Restarts()
+        held: _Held | None = _Held()
+        said: list[Reject | Note] = []
         for item in _scalars(source, measures):
+            if not isinstance(item, _Scalar):
+                said.append(item)
+                continue
+            measures.found += 1
+            restarts.see(item)
+            if held is not None and not held.add(item):
+                held = None
+        log = _Rows(context, restarts)
+        again = _scalars(source, measures) if held is None else held.scalars()
+        for item in again:
             if isinstance(item, _Scalar):
                 yield from log.add(item)
-            else:
-                yield item
         yield from log.end()
+        yield from said
         yield from measures.notes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Scalar:
-    """One value of a tag that is a measure; ``index`` counts them in the file."""
+class _Scalar(NamedTuple):
+    """One value of a tag that is a measure; ``place`` counts them in the file."""
 
-    index: int
+    place: int
     tag: str
     measure: Measure
     step: int
     wall_time: float
     value: float
+
+
+class _Held:
+    """Scalars of a file, 32 bytes each."""
+
+    def __init__(self) -> None:
+        self._tags: dict[str, tuple[int, Measure]] = {}
+        self._tag, self._step = array("q"), array("q")
+        self._wall_time, self._value = array("d"), array("d")
+
+    def add(self, scalar: _Scalar) -> bool:
+        """Hold one more; false where there are too many."""
+        known = self._tags.setdefault(scalar.tag, (len(self._tags), scalar.measure))
+        self._tag.append(known[0])
+        self._step.append(scalar.step)
+        self._wall_time.append(scalar.wall_time)
+        self._value.append(scalar.value)
+        return len(self._step) <= _HELD
+
+    def scalars(self) -> Iterator[_Scalar]:
+        """All of them, in order."""
+        tags = [(tag, measure) for tag, (_, measure) in self._tags.items()]
+        columns = zip(self._tag, self._step, self._wall_time, self._value, strict=True)
+        for index, (number, step, wall_time, value) in enumerate(columns):
+            tag, measure = tags[number]
+            yield _Scalar(index, tag, measure, step, wall_time, value)
 
 
 class _Measures:
@@ -75,9 +115,20 @@ class _Measures:
     def __init__(self, context: Context) -> None:
         self._mapping = context.column_map
         self._known: dict[str, Measure | None] = {}
+        self._by_bytes: dict[bytes, tuple[str, Measure | None]] = {}
         self.found = 0
 
-    def of(self, tag: str) -> Measure | None:
+    def of(self, raw: bytes) -> tuple[str, Measure | None]:
+        """The tag as text, and its measure if it is one."""
+        known = self._by_bytes.get(raw)
+        if known is None:
+            tag = raw[:1024].decode("utf-8", "replace")
+            known = (tag, self._of(tag))
+            if len(self._by_bytes) < 10_000 and len(raw) <= 1024:
+                self._by_bytes[raw] = known
+        return known
+
+    def _of(self, tag: str) -> Measure | None:
         if tag not in self._known:
             if len(self._known) > 10_000:
                 return None
@@ -99,6 +150,9 @@ class _Measures:
 
 
 def _scalars(source: Source, measures: _Measures) -> Iterator[_Scalar | Reject | Note]:
+    from google.protobuf.message import DecodeError
+
+    parse = event_class().FromString
     index = 0
     try:
         with source.open() as stream:
@@ -107,63 +161,42 @@ def _scalars(source: Source, measures: _Measures) -> Iterator[_Scalar | Reject |
                     yield item
                     continue
                 try:
-                    for scalar in _event(item.data, measures, index):
-                        index += 1
-                        yield scalar
-                except ValueError as error:
+                    event = parse(item.data)
+                except DecodeError as error:
                     yield Reject(f"byte {item.offset}", f"not an event: {error}")
+                    continue
+                if not event.HasField("summary"):
+                    continue
+                step = event.step
+                for value in event.summary.value:
+                    tag, measure = measures.of(value.tag)
+                    scalar = None if measure is None or step < 0 else _number(value)
+                    if scalar is not None and measure is not None:
+                        yield _Scalar(index, tag, measure, step, event.wall_time, scalar)
+                        index += 1
     except READ_ERRORS as error:
         yield Reject("end of file", f"cannot be read further: {error}")
 
 
-def _event(data: bytes, measures: _Measures, index: int) -> Iterator[_Scalar]:
-    wall_time = 0.0
-    step = 0  # proto3 leaves a zero out
-    summaries: list[bytes] = []
-    for number, kind, value in fields(data):
-        if number == 1 and kind == FIXED64 and isinstance(value, bytes):
-            (wall_time,) = struct.unpack("<d", value)
-        elif number == 2 and kind == VARINT and isinstance(value, int):
-            step = signed(value)
-        elif number == 5 and kind == BYTES and isinstance(value, bytes):
-            summaries.append(value)
-    for summary in summaries:
-        for number, kind, value in fields(summary):
-            if number == 1 and kind == BYTES and isinstance(value, bytes):
-                tag, scalar = _summary_value(value)
-                measure = measures.of(tag) if scalar is not None else None
-                if measure is not None and scalar is not None and step >= 0:
-                    yield _Scalar(index, tag, measure, step, wall_time, scalar)
-                    index += 1
+def _number(value: Any) -> float | None:
+    """The one float of a summary's value; writers since TensorFlow 2 have it in a tensor."""
+    which = value.WhichOneof("value")
+    if which == "simple_value":
+        return float(value.simple_value)
+    if which != "tensor":
+        return None
+    tensor = value.tensor
+    listed: Iterable[float] = ()
+    if tensor.dtype == _DT_FLOAT:
+        listed = tensor.float_val or _unpacked("<f", tensor.tensor_content)
+    elif tensor.dtype == _DT_DOUBLE:
+        listed = tensor.double_val or _unpacked("<d", tensor.tensor_content)
+    numbers = list(listed)
+    return numbers[0] if len(numbers) == 1 else None
 
 
-def _summary_value(data: bytes) -> tuple[str, float | None]:
-    tag = ""
-    scalar: float | None = None
-    for number, kind, value in fields(data):
-        if number == 1 and kind == BYTES and isinstance(value, bytes):
-            tag = value[:1024].decode("utf-8", "replace")
-        elif number == 2 and kind == FIXED32 and isinstance(value, bytes):
-            (scalar,) = struct.unpack("<f", value)
-        elif number == 8 and kind == BYTES and isinstance(value, bytes):
-            scalar = _tensor(value)
-    return tag, scalar
-
-
-def _tensor(data: bytes) -> float | None:
-    """The one float of a TensorProto, as writers since TensorFlow 2 have it; else null."""
-    dtype = 0
-    raw = b""
-    for number, kind, value in fields(data):
-        if number == 1 and kind == VARINT and isinstance(value, int):
-            dtype = value
-        elif number in (4, 5, 6) and isinstance(value, bytes):
-            raw = value  # tensor_content, float_val or double_val, packed or not
-    if dtype == _DT_FLOAT and len(raw) == 4:
-        return float(struct.unpack("<f", raw)[0])
-    if dtype == _DT_DOUBLE and len(raw) == 8:
-        return float(struct.unpack("<d", raw)[0])
-    return None
+def _unpacked(form: str, content: bytes) -> tuple[float, ...]:
+    return struct.unpack(form, content) if len(content) == struct.calcsize(form) else ()
 
 
 class _Restarts:
@@ -179,7 +212,7 @@ class _Restarts:
             # A restart at or before the step of earlier ones supersedes all they do.
             while places and places[-1][1] >= scalar.step:
                 places.pop()
-            places.append((scalar.index, scalar.step))
+            places.append((scalar.place, scalar.step))
         self._last[scalar.tag] = scalar.step
 
     def superseded(self, scalar: _Scalar) -> bool:
@@ -187,16 +220,7 @@ class _Restarts:
         places = self.back.get(scalar.tag, [])
         # Places rise in step and in index: the last one at or before the step decides.
         at = bisect_right(places, scalar.step, key=lambda place: place[1])
-        return at > 0 and places[at - 1][0] > scalar.index
-
-
-def _restarts(source: Source, measures: _Measures) -> _Restarts:
-    found = _Restarts()
-    for item in _scalars(source, measures):
-        if isinstance(item, _Scalar):
-            measures.found += 1
-            found.see(item)
-    return found
+        return at > 0 and places[at - 1][0] > scalar.place
 
 
 class _Rows:

@@ -385,3 +385,28 @@ def test_megabytes_of_damage_are_passed_over(filler: bytes) -> None:
     assert [r.reason for r in found if isinstance(r, Reject)] == [
         "not a record: 3000000 bytes left out"
     ]
+
+
+@pytest.mark.parametrize("held", [0, 3, 100])
+def test_more_values_than_are_held_are_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(loss_tensorboard, "_HELD", held)
+    data = VERSION + b"".join(event(step, loss=step) for step in (1, 2, 3, 4, 3, 4, 5))
+    read = read_bytes(TB, data + b"cut", tmp_path)
+    assert [some(r, "step", "loss") for r in read.rows] == [(n, n) for n in (1, 2, 3, 4, 5)]
+    assert read.note("newer kept").count == 2 and read.note("cut last record").count == 1
+
+
+@given(st.lists(st.binary(max_size=300), max_size=12), st.integers(1, 400))
+def test_records_do_not_depend_on_how_the_stream_gives_them(
+    contents: list[bytes], size: int
+) -> None:
+    class Trickle(io.BytesIO):
+        def read(self, _: int | None = -1, /) -> bytes:
+            return super().read(size)
+
+    data = b"".join(map(framed, contents))
+    found = list(records(Trickle(data)))
+    assert [r.data for r in found if isinstance(r, Record)] == contents
+    assert len(found) == len(contents)
