@@ -240,7 +240,8 @@ class Server:
                 text, "user:password in --url, or XTUNE_PROMETHEUS_TOKEN, or ..._TOKEN_FILE"
             )
         if 300 <= error.code < 400:
-            place = self.target.hide(error.headers.get("Location", "elsewhere")).partition("?")[0]
+            place = error.headers.get("Location", "elsewhere").partition("?")[0]
+            place = self.target.hide(re.sub(r"//[^/]*@", "//", place))
             return ServerError(f"HTTP {error.code}: it redirects to {place}", "give that as --url")
         if error.code == 404:
             return ServerError(text, _PREFIX)
