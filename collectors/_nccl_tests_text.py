@@ -12,6 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._collective import canonical_op
+from xtune.collectors._nccl_tests_lines import (
+    DATA,
+    Cells,
+    Interrupted,
+    Layout,
+    by_number,
+    split,
+)
 from xtune.collectors._nccl_tests_row import (
     Measurement,
     Test,
@@ -23,12 +32,6 @@ from xtune.collectors._nccl_tests_row import (
 )
 from xtune.collectors._textlines import Line, Lines
 
-TYPES = (
-    "int8|uint8|int32|uint32|int64|uint64|half|float|double|bfloat16|f8e4m3|f8e5m2|fp8_e4m3|"
-    "fp8_e5m2|char|int"
-)
-#: A line of the table, wherever in the line it begins.
-DATA = re.compile(rf"(?:^|[\s:>|])(\d+)\s+(\d+)\s+({TYPES})(?![^\s])")
 #: The header of the table: the first version wrote ``bytes N type op``, and milliseconds.
 HEADER = re.compile(r"#\s+(size\s+count|bytes\s+N)\s+type\b")
 
@@ -43,30 +46,18 @@ _LIBRARY = re.compile(r"(RCCL version) *: *(\S+)|NCCL version (\d\S*)")
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s*: *(\S+)")
 _WRONG = re.compile(r"# Out of bounds values\s*: *(\d+) +FAILED")
 _FAILURE = re.compile(r"Test (?:NCCL|CUDA|MPI|failure)[^'\"]{0,80}")
-_REDOPS = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "none"})
-_FIGURES = ("time", "cputime", "algbw", "busbw")
 _MORE = {"i_min": "iter_min", "i_max": "iter_max", "i_p99": "iter_p99", "i_cv%": "iter_cv_percent"}
 _ERRORS = ("#wrong", "error", "res")
-_GAP = re.compile(r"\s{25,}")  # blanks where a trace replay prints no out-of-place half
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_TUNED = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo ([A-Z_]\w*) proto ([A-Z]\w*)")
+_MAX_TUNED = 4096
 
 
 @dataclass(slots=True)
 class _Table:
-    """A test's table as it is read.
-
-    Attributes:
-        columns: Names of one half's columns; None where no header was seen.
-        halves: How many halves a line has.
-        root: Whether the table has a column for it; None where no header was seen.
-        milliseconds: Unit of the time in the first version.
-    """
+    """A test's table as it is read; ``layout`` once its header was."""
 
     test: Test
-    columns: tuple[str, ...] | None = None
-    halves: int = 2
-    root: bool | None = None
-    milliseconds: bool = False
+    layout: Layout | None = None
     measured: int = 0
     total: float = 0.0
     ended: bool = False
@@ -85,6 +76,9 @@ class TextReader:
         self._table = self._new()
         self._opened = False
         self._named: tuple[str, str] | None = None
+        self._pending: Interrupted | None = None
+        self._tuned: dict[tuple[str | None, str], tuple[str, str]] = {}
+        self._calls = 0
 
     def _new(self) -> _Table:
         self._opened = False
@@ -102,17 +96,28 @@ class TextReader:
         yield from lines.rejects
         if not self._tests:
             yield Note("no table of nccl-tests in this file")
+        if self._calls:
+            yield Note("COLL lines of NCCL's log: --kind nccl_debug reads them", self._calls)
 
     def _line(self, line: Line) -> Iterator[Item]:
         words = line.text
+        if self._pending is not None and self._pending.more(line):
+            if self._pending.complete:
+                yield from self._resume()
+            return
         if "#" in words:
             yield from self._comment(words)
+        elif tuned := _TUNED.search(words):
+            if len(self._tuned) < _MAX_TUNED:
+                self._tuned[canonical_op(tuned[1]), tuned[2]] = tuned[3], tuned[4]
+        elif "opCount" in words and "NCCL INFO" in words:
+            self._calls += 1
         elif "_perf" in words:
             # ``+ srun ./all_reduce_perf -b 8``: names the next test of a version that does not.
             self._named = program_op(words) or self._named
         elif library := _LIBRARY.search(words):
             self._table.test.told["nccl_version"] = (library[2] or library[3])[:64]
-        elif words.lstrip() == "..." and self._table.groups and self._table.columns is None:
+        elif words.lstrip() == "..." and self._table.groups and self._table.layout is None:
             self._table.listed = False
         found = DATA.search(words) if self._has_table(words) else None
         if found:
@@ -122,23 +127,24 @@ class TextReader:
 
     def _has_table(self, words: str) -> bool:
         """Whether a line of a table may be here: inside one, or one whose header is not there."""
-        return self._table.columns is not None or len(words.split()) >= 12
+        return self._table.layout is not None or len(words.split()) >= 12
 
     def _comment(self, words: str) -> Iterator[Item]:
         if _VERSION.search(words) or _START.search(words) or _OPTIONS.search(words):
             yield from self._header(words)
         elif device := _DEVICE.search(words):
-            if self._table.columns is not None:
+            if self._table.layout is not None:
                 yield from self._restart()
             self._opened = True
             self._table.groups.setdefault(int(device[2] or 0), set()).add(int(device[1]))
             if len(self._table.test.hosts) < 65536:
                 self._table.test.hosts.append(device[3][:255])
         elif header := HEADER.search(words):
-            if self._table.columns is not None and self._table.measured:
+            if self._table.layout is not None and self._table.measured:
                 yield from self._restart()
             self._columns(words[header.start() + 1 :])
         elif average := _AVERAGE.search(words):
+            yield from self._resume()
             self._table.ended = True
             yield from self._check(average[1])
         elif _WRONG.search(words):
@@ -154,7 +160,7 @@ class TextReader:
                 told["nccl_version_code"] = int(version[2][:9])
             self._opened = True
         elif start := _START.search(words):
-            if self._table.test.program or self._table.columns or self._table.groups:
+            if self._table.test.program or self._table.layout or self._table.groups:
                 yield from self._restart()
             self._opened = True
             self._named = None
@@ -163,7 +169,7 @@ class TextReader:
             self._table.test.program = program
             self._table.test.op = known[1] if known else op_name(program.partition("_perf")[0])
         elif options := _OPTIONS.search(words):
-            if self._table.columns or self._table.groups:
+            if self._table.layout or self._table.groups:
                 yield from self._restart()
             self._opened = True
             for name, value in _OPTION.findall(options[3]):
@@ -176,13 +182,15 @@ class TextReader:
     def _columns(self, words: str) -> None:
         names = words.split()
         times = [at for at, name in enumerate(names) if name in {"time", "cputime"}]
-        self._table.root = "root" in names
-        self._table.milliseconds = names[0] == "bytes"
-        self._table.halves = min(max(len(times), 1), 2)
         if not times:
             return
         until = times[1] if len(times) > 1 else len(names)
-        self._table.columns = tuple(n for n in names[times[0] : until] if n != "timestamp")
+        self._table.layout = Layout(
+            tuple(name for name in names[times[0] : until] if name != "timestamp"),
+            halves=min(len(times), 2),
+            root="root" in names,
+            milliseconds=names[0] == "bytes",
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -199,43 +207,42 @@ class TextReader:
         self._named = None
 
     def _data(self, line: Line, words: str) -> Iterator[Item]:
-        tokens = words.split()
-        size, count, dtype = tokens[:3]
-        rest = tokens[3:]
-        redop = rest.pop(0) if rest and rest[0] in _REDOPS else None
+        yield from self._resume()
         table = self._table
-        if table.columns is None:
-            given = _by_number(rest)
-            if given is None:
+        if table.layout is None:
+            table.layout = by_number(words)
+            if table.layout is None:
                 return
-            table.columns, table.root, table.halves = given
             self._begin()
-        root = rest.pop(0) if table.root and rest else None
-        # A line of the first version names no operation in blank columns; a number is no root.
-        width = len(table.columns or ())
-        halves = [rest[at : at + width] for at in range(0, width * table.halves, width)]
-        if len(halves) > 1 and not halves[1] and _GAP.search(words.rstrip()):
-            halves = [[], halves[0]]
-        more = " ".join(rest[width * table.halves :])
-        whole = 0
-        for place, half in enumerate(halves):
-            if len(half) < width:
+        cells = split(words, table.layout)
+        self._pending = None if cells.whole else Interrupted.of(line, table.layout)
+        if self._pending is None:
+            yield from self._measured(line, cells)
+        elif self._pending.complete or not line.whole:
+            yield from self._resume()
+
+    def _resume(self) -> Iterator[Item]:
+        """Be done with a line that was interrupted, whether all of it came or not."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cells.whole = pending.complete
+            yield from self._measured(pending.line, pending.cells)
+
+    def _measured(self, line: Line, cells: Cells) -> Iterator[Item]:
+        table = self._table
+        layout = table.layout
+        for place, named in enumerate(cells.halves):
+            if named is None or layout is None:
                 continue
-            named = dict(zip(table.columns or (), half, strict=True))
-            if any(
-                figure(named[n]) is None for n in _FIGURES if n in named and not _none(named[n])
-            ):
-                continue
-            whole += 1
-            measured = Measurement(
-                size=size,
-                count=count,
-                dtype=dtype,
-                redop=redop,
-                root=root,
-                in_place=place == 1 if table.halves == 2 else None,
+            half = Measurement(
+                size=cells.size,
+                count=cells.count,
+                dtype=cells.dtype,
+                redop=cells.redop,
+                root=cells.root,
+                in_place=place == 1 if layout.halves == 2 else None,
                 time=named.get("time", named.get("cputime")),
-                time_ns=1_000_000 if table.milliseconds else 1000,
+                time_ns=1_000_000 if layout.milliseconds else 1000,
                 cpu_time="cputime" in named,
                 algbw=named.get("algbw"),
                 busbw=named.get("busbw"),
@@ -243,20 +250,24 @@ class TextReader:
                 more={
                     **{_MORE[n]: v for n, v in named.items() if n in _MORE},
                     "bit_differences": named.get("#bitdiff"),
-                    "max_error": next((named[n] for n in _ERRORS[1:] if n in named), None),
+                    "max_error": next((named[n] for n in ("error", "res") if n in named), None),
                     "time_is": "cpu" if "cputime" in named else None,
-                    "written_at": more if _STAMP.fullmatch(more) else None,
+                    "written_at": cells.stamp,
                 },
             )
-            wrong = contradiction(table.test, measured)
+            wrong = contradiction(table.test, half)
             if wrong is not None:
                 yield Reject(line.place, wrong, "is the line mixed with another's, or edited?")
                 continue
             table.measured += 1
-            if (busbw := figure(measured.busbw)) is not None:
+            if (busbw := figure(half.busbw)) is not None:
                 table.total += busbw.value
-            self._rows.add(row(table.test, measured, self._context))
-        if whole < len([half for half in halves if half]) or not whole:
+            made = row(table.test, half, self._context)
+            tuned = self._tuned.get((table.test.op, cells.size))
+            if tuned is not None:
+                made["algorithm"], made["protocol"] = tuned
+            self._rows.add(made)
+        if not cells.whole:
             yield Reject(line.place, "a line of the table that is cut or mixed with another line")
 
     def _check(self, average: str) -> Iterator[Item]:
@@ -269,10 +280,12 @@ class TextReader:
             yield Note("the average bus bandwidth is of more lines than the file has")
 
     def _close(self) -> Iterator[Item]:
+        yield from self._resume()
+        self._tuned = {}
         table = self._table
-        if table.columns is None and not self._opened:
+        if table.layout is None and not self._opened:
             return
-        if table.columns is None:
+        if table.layout is None:
             yield Note("a test ended before its table began")
         elif not table.measured:
             yield Note("a test without a single measurement: it failed")
@@ -283,15 +296,3 @@ class TextReader:
                 "the log does not name the test of a table: op is null; keep the line "
                 "'# Collective test starting' or the command",
             )
-
-
-def _none(printed: str) -> bool:
-    return printed.strip("-+").lower() in {"n/a", "nan", "inf"}
-
-
-def _by_number(rest: list[str]) -> tuple[tuple[str, ...], bool, int] | None:
-    """Columns of a table without header: all versions since 2.0 have four a half."""
-    columns = ("time", "algbw", "busbw", "#wrong")
-    if len(rest) in {9, 11}:  # 11: with the two words of a time stamp
-        return columns, True, 2
-    return (columns, False, 2) if len(rest) == 8 else None

@@ -34,9 +34,8 @@ def printed(value: float, width: int) -> str:
 
 def half(size: int, time_us: float, factor: float, wrong: str) -> str:
     algbw = size / time_us / 1e3
-    return (
-        f"  {printed(time_us, 7)}  {printed(algbw, 6)}  {printed(algbw * factor, 6)}  {wrong:>6}"
-    )
+    last = "    N/A" if wrong == "N/A" else f"  {wrong:>6}"
+    return f"  {printed(time_us, 7)}  {printed(algbw, 6)}  {printed(algbw * factor, 6)}{last}"
 
 
 def line(
@@ -167,6 +166,38 @@ def test_line_mixed_with_another_is_rejected(tmp_path: Path) -> None:
     mixed = good[:70] + "node:12:34 [0] NCCL WARN Call to ibv_poll_cq failed" + good[70:]
     read = of(log("all_gather_perf", 2, good, mixed, good), tmp_path)
     assert len(read.rows) == 4 and len(read.rejects) == 1
+
+
+INFO = "7host:12:34 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo RING proto LL128 channel{x}\n"
+
+
+@pytest.mark.parametrize("prefix", ["", "0: "])
+def test_line_that_nccls_log_interrupts_is_put_together(tmp_path: Path, prefix: str) -> None:
+    """Each piece is printed when it is known; another stream's lines come between, glued on."""
+    whole = line(1 << 20, (99.0, 98.0), 0.5, redop="none", wrong=("0", "N/A"))
+    head, out, into = whole[:52], whole[52:85], whole[85:]
+    text = head + INFO + prefix + INFO + prefix + out + INFO + prefix + into
+    between = f"{head}\n{prefix}{out}\n{prefix}{into}"  # a line end came between instead
+    plain = log("all_gather_perf", 2, whole, whole)
+    broken = log("all_gather_perf", 2, text, between)
+    broken = "".join(
+        words if words.startswith(prefix or "!") else prefix + words
+        for words in broken.splitlines(keepends=True)
+    )
+    read = of(broken, tmp_path)
+    assert not read.rejects
+    for row in read.rows:
+        assert some(row, "algorithm", "protocol") == ("RING", "LL128")
+        row["algorithm"] = row["protocol"] = None
+    assert read.rows == of(plain, tmp_path).rows and len(read.rows) == 4
+
+
+def test_interrupted_line_whose_end_never_comes(tmp_path: Path) -> None:
+    whole = line(1 << 20, (99.0, 98.0), 0.5)
+    text = log("all_gather_perf", 2, whole[:85] + INFO, whole[:52] + INFO, whole)
+    read = of(text, tmp_path)
+    assert [row["extra"]["in_place"] for row in read.rows] == ["false", "false", "true"]
+    assert [reject.offset.split()[1] for reject in read.rejects] == ["12", "13"]
 
 
 def test_older_table_without_root_with_error_and_device_lines_without_group(
@@ -402,6 +433,17 @@ def test_mutated_input_never_gives_a_row_that_contradicts_itself(
         size, algbw, time = some(row, "message_bytes", "algbw_gigabytes_s", "duration_ns")
         if algbw is not None and time is not None and row["extra"].get("time_is") != "cpu":
             assert math.isclose(size / time, algbw, rel_tol=0.02, abs_tol=0.02 + 6e3 / time)
+
+
+@pytest.mark.shared_samples
+def test_log_that_nccls_own_lines_cut_up_agrees_with_its_average() -> None:
+    path = samples("nccl_debug_logs", "whk_h100_g2_auto_nccl2.29.2.log")
+    read = read_path(COLLECTOR, path)
+    assert not read.rejects and not read.notes and len(read.rows) == 12
+    mine = [row["busbw_gigabytes_s"] for row in read.rows]
+    (said,) = re.findall(r"# Avg bus bandwidth\s*: (\S+)", path.read_text())
+    assert sum(mine) / len(mine) == pytest.approx(float(said), abs=0.006)
+    assert {some(row, "algorithm", "protocol") for row in read.rows} == {("RING", "SIMPLE")}
 
 
 @pytest.mark.shared_samples
