@@ -8,6 +8,7 @@ later NCCL also names its slowest operations one by one, with times: those are r
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -78,14 +79,13 @@ class Collectives:
         yield from self.rows.flush()
 
     def _counts(self, group: Group) -> bool:
-        """Inspector's counters of one GPU: what it dropped is said."""
+        """Whether these are Inspector's counters of one GPU; what it dropped is said."""
         known = {name for name in group.gauges if name.endswith("_total")}
         for name in known:
             values = group.gauges[name].values()
             if name.endswith("_dropped_total"):
                 self.notes[_DROPPED] += int(max(values, default=0))
-        if not self.notes[_DROPPED]:
-            del self.notes[_DROPPED]
+        self.notes = +self.notes
         return bool(known)
 
     def _common(self, labels: Mapping[str, str], job: str | None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Collectives:
     def _inspector(self, labels: Mapping[str, str], values: Mapping[str, float]) -> dict[str, Any]:
         name = labels.get("collective") or labels.get("p2p_operation") or "unknown"
         op, ranks = canonical_op(name) or name, small(labels.get("nranks"))
-        plain = {_MEASURE.sub("", key): value for key, value in values.items()}
+        plain = {_MEASURE.sub("", k): v for k, v in values.items() if math.isfinite(v)}
         slow = plain.pop("slow_event_exec_time_microseconds", None)
         duration = plain.pop("exec_time_microseconds", None) if slow is None else slow
         bandwidth = plain.pop("bus_bandwidth_gbs", None)

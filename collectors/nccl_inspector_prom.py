@@ -1,9 +1,15 @@
-"""NCCL Inspector's Prometheus text (format 5.1): the last figure of each kind of operation.
+"""NCCL Inspector's Prometheus text (formats 5.x): the last figures of each kind of operation.
 
-A file that is written anew at intervals, one line a metric and label set, without times unless
-the exposition has them. What it lacks: sequence numbers, and exact sizes (``message_size`` is a
-range like ``4-5GB``), so ``seq`` and ``message_bytes`` are null. ``comm_name`` is a name that the
-framework gave, which several communicators may share, so ``comm`` is null too; ``extra`` has it.
+A file per GPU that is written anew at intervals, one line a metric and label set, without times
+unless the exposition has them. Source: NVIDIA/nccl plugins/profiler/inspector/inspector_prom.cc
+at 2.30, which writes the mean time and the geometric mean of the bandwidth of a window; RCCL's
+adds counts, percentiles, exact sizes, communicators and its slowest operations one by one.
+
+What it lacks: sequence numbers, and in NVIDIA's exact sizes (``message_size`` is a range like
+``4-5GB`` of powers of 1024, per rank), so ``seq`` and ``message_bytes`` are null. ``comm_name`` is
+a name that the framework gave, which several communicators may share, so ``comm`` is null too;
+``extra`` has it. Through node_exporter or a server, the same metrics are read by
+``prometheus_text`` and ``prometheus``.
 """
 
 from __future__ import annotations
@@ -11,19 +17,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
-from xtune.collectors._collective import canonical_op
+from xtune.collectors._base import Collector, Context, Item, Note, Reject, Source
+from xtune.collectors._prometheus import Group
+from xtune.collectors._prometheus_collectives import Collectives
+from xtune.collectors._prometheus_names import INSPECTOR, recognise
+from xtune.collectors._prometheus_samples import NO_TIME
 from xtune.collectors._textlines import Lines
-from xtune.collectors._values import as_extra, real, scaled, small
+from xtune.collectors._values import real
 
 _LINE = re.compile(
-    r"nccl_(?:collective_|p2p_)?(?P<metric>bus_bandwidth_gbs|exec_time_microseconds)"
-    r"\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)(?:\s+(?P<ms>\d{12,14}))?\s*$"
+    r"(?P<metric>nccl_\w+)\{(?P<labels>(?:[^}\"]|\"(?:[^\"\\]|\\.)*+\")*+)\}"
+    r"\s+(?P<value>\S+)(?:\s+(?P<ms>\d{12,14}))?\s*"
 )
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _MAX_OPEN = 100_000
+
+
+def _ours(line: str) -> re.Match[str] | None:
+    found = _LINE.fullmatch(line)
+    known = recognise(found["metric"]) if found else None
+    return found if known and known[0] == INSPECTOR else None
 
 
 class NcclInspectorProm(Collector):
@@ -31,73 +45,56 @@ class NcclInspectorProm(Collector):
 
     name = "nccl_inspector_prom"
     title = "NCCL Inspector Prometheus text"
+    produce = (
+        "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1 "
+        "NCCL_INSPECTOR_PROM_DUMP=1 NCCL_INSPECTOR_DUMP_DIR=DIR"
+    )
+    gives = "mean time and bus bandwidth of each kind and size range of operation"
+    lacks = "single operations, start times, exact sizes"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
-        """Certain where a line is one of Inspector's metrics."""
+        """Certain where all lines are Inspector's metrics; not of a scrape that has others."""
         lines = head.decode("utf-8", "replace").splitlines()[:200]
-        return 0.97 if any(_LINE.match(line) for line in lines) else 0.0
+        lines = [line for line in lines if line.strip() and not line.startswith("#")]
+        ours = sum(_ours(line) is not None for line in lines)
+        return 0.97 if ours and 2 * ours >= len(lines) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a label set: its time and bandwidth are two lines."""
         lines = Lines(source)
-        rows = RowBuffer("collectives", context)
-        held: dict[tuple[str, str | None], dict[str, Any]] = {}
+        writer = Collectives(context)
+        held: dict[str, Group] = {}
+        any_row = False
         for line in lines:
             if not line.data.strip() or line.data.startswith(b"#"):
                 continue
-            found = _LINE.match(line.text)
+            found = _ours(line.text)
             if found is None or not line.whole:
                 yield Reject(line.place, "not a metric of NCCL Inspector, or cut")
                 continue
-            key = (found["labels"], found["ms"])
-            if key not in held and len(held) >= _MAX_OPEN:
-                for row in held.values():
-                    rows.add(row)
+            value = real(found["value"])
+            if value is None:
+                yield Reject(line.place, "not a number")
+                continue
+            if found["labels"] not in held and len(held) >= _MAX_OPEN:
+                for group in held.values():
+                    yield from writer.add(group)
                 held.clear()
-                yield from rows.flush()
-            row = held.setdefault(key, _row(found["labels"], found["ms"], context))
-            if found["metric"] == "bus_bandwidth_gbs":
-                bandwidth = real(found["value"])
-                good = bandwidth is not None and 0 < bandwidth < float("inf")
-                row["busbw_gigabytes_s"] = bandwidth if good else None
-            else:
-                row["duration_ns"] = scaled(found["value"], 1000)
-        for row in held.values():
-            rows.add(row)
-        yield from rows.flush()
+            if found["labels"] not in held:
+                labels = dict(_LABEL.findall(found["labels"]))
+                held[found["labels"]] = Group(INSPECTOR, labels)
+            ts = NO_TIME if found["ms"] is None else int(found["ms"]) * 1_000_000
+            held[found["labels"]].gauges.setdefault(found["metric"], {})[ts] = value
+            any_row = True
+        for group in held.values():
+            yield from writer.add(group)
+        yield from writer.finish()
         yield from lines.rejects
-        if held:
-            yield Note(
-                "NCCL Inspector's Prometheus text has no sequence numbers and no exact sizes"
-            )
-
-
-def _row(body: str, ms: str | None, context: Context) -> dict[str, Any]:
-    labels = dict(_LABEL.findall(body))
-    name = labels.get("collective") or labels.get("p2p_operation") or "unknown"
-    algorithm, _, protocol = labels.get("algo_proto", "").upper().partition("_")
-    job = labels.get("slurm_job_id")
-    host = labels.get("node") or context.host
-    return {
-        "job": context.job if job in (None, "", "unknown") else job,
-        "host": host.lower() if host else None,
-        "rank": context.rank,
-        "comm_size": small(labels.get("nranks")) or None,
-        "op": canonical_op(name) or name,
-        "algorithm": algorithm or None,
-        "protocol": protocol or None,
-        "state": "completed",
-        "extra": as_extra(
-            {
-                "gpu": labels.get("gpu"),
-                "comm_name": labels.get("comm_name"),
-                "message_size": labels.get("message_size"),
-                "nnodes": labels.get("n_nodes"),
-                "format_version": labels.get("version"),
-                "exposition_ms": ms,
-            }
-        ),
-    }
+        for text, count in writer.notes.items():
+            yield Note(text, count)
+        if not any_row and not lines.rejects:
+            yield Note("no operation in this NCCL Inspector file")
 
 
 COLLECTOR = NcclInspectorProm()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from xtune.collectors import Context, Note, Reject, Rows, Source, Unknown, all_collectors
 from xtune.collectors._base import Item
 from xtune.tables import TABLES
@@ -65,8 +67,11 @@ def gather(items: Any) -> Result:
 
 
 def _plain_times(batch: Any) -> Any:
-    index = batch.schema.get_field_index("ts")
-    return batch.set_column(index, "ts", batch.column(index).cast("int64"))
+    for index, field_ in enumerate(batch.schema):
+        if pa.types.is_timestamp(field_.type):
+            plain = batch.column(index).cast("int64")
+            batch = batch.set_column(index, field_.name, plain)
+    return batch
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
