@@ -144,15 +144,17 @@ def _sum(values: Iterable[int]) -> int | None:
     return total if total < U64_MAX else None
 
 
-def _columns(found: Mapping[str, int]) -> dict[str, int | None]:
+def _columns(found: Mapping[str, int], whole: bool) -> dict[str, int | None]:
     columns: dict[str, int | None] = {}
     for column, ways in _WAYS.items():
         for way in ways:
             present = [found[name] for name in way if name in found]
             # Of sums the first is always there: without it these are other counters.
-            if present and way[0] in found:
+            if way[0] in found and (whole or len(way) == 1):
                 columns[column] = _sum(present)
                 break
+    if not whole:
+        return columns
     for column, pattern in _QUEUES.items():
         if column not in columns:
             queues = [value for name, value in found.items() if pattern.fullmatch(name)]
@@ -170,7 +172,7 @@ def _columns(found: Mapping[str, int]) -> dict[str, int | None]:
     return columns
 
 
-def counters(found: Mapping[str, int]) -> dict[str, Any]:
+def counters(found: Mapping[str, int], *, whole: bool = True) -> dict[str, Any]:
     """The counter part of a ``link_counters`` row.
 
     Every counter stands in ``extra`` under the driver's own name, also those that have a column:
@@ -180,8 +182,9 @@ def counters(found: Mapping[str, int]) -> dict[str, Any]:
 
     Args:
         found: As :func:`statistics` gives it.
+        whole: Whether these are all counters of the device; else sums over several are unknown.
     """
-    columns = _columns(found)
+    columns = _columns(found, whole)
     stuck = [name for name, value in found.items() if value == U64_MAX]
     stuck += [name for name, value in columns.items() if value is None and name not in stuck]
     return {

@@ -71,6 +71,8 @@ class Documents:
                 self._json = _JsonScanner(line.place)
             if self._json is not None:
                 yield from self._feed(plain + "\n", line.place)
+            elif not line.whole and ":" in plain:
+                yield Reject(line.place, "line without an end: it may be cut")
             else:
                 yield from self._text(plain.strip(), line.place)
         yield from self._end()

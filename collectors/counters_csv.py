@@ -295,6 +295,8 @@ def _layout(lines: list[str], context: Context | None) -> tuple[Layout | None, b
             comment = cells if len(cells) > 2 else comment
             continue
         cells = _cells(line)
+        if len(cells) < 2:  # no row of any table
+            continue
         named = not any(_NUMBER.fullmatch(cell.strip()) for cell in cells)
         layout = Layout.of(cells, column_map) if named else None
         if layout is not None:
@@ -365,6 +367,9 @@ class CountersCsv(Collector):
             if len(cells) != len(layout.columns):
                 width = len(layout.columns)
                 yield Reject(line.place, f"{len(cells)} cells under {width} columns")
+                continue
+            if not line.whole:
+                yield Reject(line.place, "row without an end: it may be cut")
                 continue
             wrong = table.take(layout, cells)
             if wrong:

@@ -157,8 +157,12 @@ class _Reading:
             self._unknown = content_id(self._source)
         return self._unknown
 
-    def end(self) -> None:
-        """End a block and make its row, if it had counters."""
+    def end(self, *, whole: bool = True) -> None:
+        """End a block and make its row, if it had counters.
+
+        Args:
+            whole: Whether all of the block was there.
+        """
         values, self._values = self._values, {}
         twice, self._twice = self._twice, set()
         if not values:
@@ -180,7 +184,7 @@ class _Reading:
             self.ports.setdefault((host, device), {})
         self._rows.add(
             {
-                **counters(values),
+                **counters(values, whole=whole),
                 "ts": ts,
                 "link": self._link(host, device or f"{self._unknown_id()}-{self._blocks}"),
                 "host": host,
@@ -250,7 +254,9 @@ class Ethtool(Collector):
         lines = Lines(source)
         for line in lines:
             cut = not line.whole and split(line.text) is not None
-            wrong = "the last line may be cut" if cut else reading.take(line.text)
+            if cut:
+                reading.end(whole=False)
+            wrong = "line without an end, it may be cut" if cut else reading.take(line.text)
             if wrong:
                 yield Reject(line.place, f"{wrong}: {clip(line.text)!r}")
             yield from reading.full()

@@ -136,7 +136,9 @@ class IbdiagnetPorts(Collector):
             counter, value = _COUNTER.fullmatch(plain), _VALUE.fullmatch(plain)
             into = None if block is None else block.counters if counter else block.values
             found = counter or value
-            if into is None or found is None or len(into) >= _LIMIT:
+            if not line.whole:
+                yield Reject(line.place, "line without an end: it may be cut")
+            elif into is None or found is None or len(into) >= _LIMIT:
                 yield Reject(line.place, f"not a line of a port: {clip(plain)!r}")
             else:
                 into[found[1]] = found[2]

@@ -301,6 +301,8 @@ class Ufm(Collector):
                 continue
             if _HEADER.match(plain):  # again where outputs were appended to one file
                 header = [cell.strip() for cell in cells]
+            elif not line.whole:
+                yield line.place, "row without an end: it may be cut"
             elif len(cells) != len(header):
                 yield line.place, f"{len(cells)} cells where the header has {len(header)}"
             else:

@@ -142,7 +142,7 @@ def test_pairs_of_before_and_after(tmp_path: Path) -> None:
     assert "lifespan" not in first["extra"]  # the age of the cache in ms
     sides = {r["link"] for r in result.counters}
     assert len(sides) == 2  # two ports, whoever they are
-    headerless = "\n".join(line for line in LONG.splitlines() if "before" not in line)
+    headerless = LONG.partition("\n")[2]
     assert len(run_text("counters_csv", tmp_path, headerless).counters) == 6
 
 
@@ -160,6 +160,9 @@ def test_rows_that_do_not_fit_cost_themselves_only(tmp_path: Path) -> None:
     assert len(result.counters) == 3
     (reject,) = result.rejects
     assert "3 cells under 10 columns" in reject.reason
+    cut = run_text("counters_csv", tmp_path, WIDE.rstrip("\n"))
+    assert len(cut.counters) == 1
+    assert "may be cut" in cut.rejects[0].reason
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,15 @@ def test_a_loop_without_names_keeps_its_devices_apart(tmp_path: Path) -> None:
     assert named.counters[0]["device"] == "eth9"
 
 
+def test_a_cut_block_has_no_sums_and_no_cut_value(tmp_path: Path) -> None:
+    text = "NIC statistics:\n rx_prio3_pause_duration: 5\n tx_bytes_phy: 9\n rx_bytes_phy: 12"
+    result = run_text("ethtool", tmp_path, text)
+    (row,) = result.counters
+    assert (row["rx_pause_duration"], row["port_rcv_data"]) == (None, None)
+    assert row["port_xmit_data"] == 9
+    assert "may be cut" in result.rejects[0].reason
+
+
 @pytest.mark.shared_samples
 def test_public_dumps() -> None:
     for path in sorted(samples("ethtool_text").iterdir()):
