@@ -44,7 +44,7 @@ from xtune.collectors._values import text as as_text
 
 _GZIP = b"\x1f\x8b"
 _SERIES = re.compile(
-    rb'\{\s*"metric"\s*:\s*(\{(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+\})\s*,\s*"(values?)"\s*:\s*(?=\[)',
+    rb'\{\s*"metric"\s*:\s*(\{(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+\})\s*,\s*"(values?|histograms?)"\s*:\s*(?=\[)',
     re.DOTALL,
 )
 _PAIRS = re.compile(rb"\[\s*(?:\[[^\[\]]*+\]\s*+,?+\s*+)*+\]")
@@ -122,10 +122,15 @@ def _index(data: mmap.mmap, index: _Index, writer: Writer) -> Iterator[Reject]:
     while match := _SERIES.search(data, position):
         if previous_end is not None:
             gap = data[previous_end : min(match.start(), previous_end + 8192)]
-            if not _BETWEEN.fullmatch(gap):
+            if not _BETWEEN.fullmatch(gap) and not gap.startswith(b',"histogram'):
                 what = clip(gap[:80].decode("utf-8", "replace"))
                 yield Reject(f"byte {previous_end}", f"not a series: {what!r}", "others are kept")
         start = match.end()
+        if match[2].startswith(b"histogram"):
+            found = _labels(match[1]) or {}
+            index.others.add(found.get("__name__", "(a histogram without a name)"))
+            position, previous_end = start, None
+            continue
         end, whole = _values_end(data, start, single=match[2] == b"value")
         if not whole:
             where = "cut or damaged here: what can be read of it is kept"

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.collectors_ib.helpers import claims, run_text
 from tests.collectors_ib.test_prometheus import T0, T0_NS, matrix, series
+from tests.collectors_ib.test_robust import mutated
 from xtune.collectors._prometheus_collectives import size_range
 
 GPU = {
@@ -214,6 +217,30 @@ def test_inspector_names_its_slowest_operations(tmp_path: Path) -> None:
     assert row["comm"] == "0xabc" and row["comm_rank"] == 3
     assert row["message_bytes"] == 8000  # the whole array, as nccl-tests counts
     assert row["start_ts"] == 1752867229276385_000
+
+
+SCRAPE = (
+    lines(GPU, DCGM_FI_DEV_GPU_UTIL=87, DCGM_FI_DEV_FB_USED=2048)
+    + lines(COLL, XPU_TIMER_COLL_KERNEL_AVG_LATENCY=388)
+    + lines(INSPECTOR, nccl_bus_bandwidth_gbs="678.263")
+)
+ANSWER = matrix(
+    series("DCGM_FI_DEV_GPU_UTIL", GPU, 1, 2),
+    series("XPU_TIMER_COLL_KERNEL_AVG_LATENCY", COLL, 3, 4),
+    series("nccl_bus_bandwidth_gbs", INSPECTOR, 5, 6),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [("prometheus_text", SCRAPE), ("prometheus", ANSWER), ("nccl_inspector_prom", SCRAPE)],
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damage_raises_nothing(kind: str, base: str, tmp_path: Path, data: st.DataObject) -> None:
+    result = run_text(kind, tmp_path, data.draw(mutated(base.encode())))
+    for row in result.rows("gpu_samples"):
+        assert row["utilization"] is None or 0 <= row["utilization"] <= 1
 
 
 @pytest.mark.parametrize(
