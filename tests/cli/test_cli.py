@@ -25,7 +25,7 @@ def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 FLAGS = {
-    "collect": "debug dry-run duration fabric help host host-map interval job json kind label "
+    "collect": "debug dry-run duration fabric follow help host host-map interval job json kind label "
     "lake list map procfs rank run since step strict sysfs time-from tz until url",
     "rebuild": "debug help json lake since until",
     "episodes": "debug help job json lake link top",

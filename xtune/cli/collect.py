@@ -26,7 +26,9 @@ from xtune.errors import UsageError
 if TYPE_CHECKING:
     from xtune.collectors import Context
     from xtune.ingest import IngestSummary
+    from xtune.lake import Lake
 
+INTERRUPTED = 130
 SHOWN_REJECTS = 10
 
 
@@ -60,6 +62,9 @@ def run(
     duration: Annotated[
         str | None, typer.Option("--duration", help="Live: how long; until interrupted.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on reading the files as they grow.")
+    ] = False,
     fabric: Annotated[
         bool, typer.Option("--fabric", help="Live: the whole InfiniBand fabric.")
     ] = False,
@@ -126,6 +131,8 @@ def run(
             json=json,
         )
         return
+    if follow and (dry_run or not paths):
+        raise UsageError("--follow reads files as they grow: name them, without --dry-run")
     if not paths:
         from xtune.cli._live import sample_host
 
@@ -137,6 +144,20 @@ def run(
             duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
             procfs=procfs,
             json=json,
+        )
+        return
+    if follow:
+        _follow_files(
+            open_lake(lake, create=True),
+            paths,
+            context,
+            kind=kind,
+            host_map=host_map,
+            interval_s=parse_duration_s(interval, "--interval"),
+            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            strict=strict,
+            json=json,
+            debug=debug,
         )
         return
     from xtune.ingest import HostMap, collect
@@ -158,6 +179,41 @@ def run(
     else:
         _show(summary)
     raise typer.Exit(summary.exit_code)
+
+
+def _follow_files(
+    lake: Lake,
+    paths: list[str],
+    context: Context,
+    *,
+    kind: str | None,
+    host_map: Path | None,
+    interval_s: float,
+    duration_s: float | None,
+    strict: bool,
+    json: bool,
+    debug: bool,
+) -> None:
+    from xtune.cli._live_follow import follow
+    from xtune.ingest import Follower, HostMap
+
+    follower = Follower(
+        lake,
+        paths,
+        context=context,
+        kind=kind,
+        host_map=None if host_map is None else HostMap.load(host_map),
+        strict=strict,
+        debug=debug,
+        say=note,
+    )
+    interrupted = follow(follower, interval_s=interval_s, duration_s=duration_s)
+    summary = follower.summary()
+    if json:
+        emit_json(summary.to_json())
+    else:
+        _show(summary)
+    raise typer.Exit(INTERRUPTED if interrupted else summary.exit_code)
 
 
 def _context(

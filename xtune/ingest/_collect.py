@@ -67,8 +67,8 @@ def collect(
         UsageError: The kind or the zone is unknown.
         LakeError: The lake cannot be written.
     """
-    _check(context)
-    run = _Run(
+    check_context(context)
+    run = Run(
         lake=lake,
         context=context,
         hosts=host_map or HostMap(),
@@ -91,7 +91,12 @@ def collect(
     return summary
 
 
-def _check(context: Context) -> None:
+def check_context(context: Context) -> None:
+    """Refuse flags whose values are unknown.
+
+    Raises:
+        UsageError: The zone or ``time_from`` is unknown.
+    """
     if context.time_from is not None and context.time_from not in TIMES_FROM:
         raise UsageError(f"--time-from {context.time_from}: unknown", "mtime, name or now")
     if context.tz is not None:
@@ -103,7 +108,7 @@ def _check(context: Context) -> None:
             ) from None
 
 
-class _Run:
+class Run:
     """One call of :func:`collect`."""
 
     def __init__(
@@ -180,9 +185,9 @@ class _Run:
             problem = Reject("file", reason, "check its permissions, then collect it again")
             return self._unreadable(name, place, problem)
         if isinstance(collector, Reject):
-            identity = self._identity(place, content, None, None)
+            identity = self.identity(place, content, None, None)
             return self._store(name, identity, lambda _: Reading.of(collector))
-        identity = self._identity(place, content, collector, time)
+        identity = self.identity(place, content, collector, time)
         source = Source(path, name)
 
         def read(transaction: Transaction | None) -> Reading:
@@ -201,12 +206,12 @@ class _Run:
     def _unreadable(self, name: str, place: str, problem: Reject) -> FileResult:
         """Note a place without content; its key is the place and what is wrong there."""
         key = hashlib.sha256(f"{place}\0{problem.reason}".encode()).hexdigest()
-        identity = self._identity(place, Content(digest=key, size=0), None, None)
+        identity = self.identity(place, Content(digest=key, size=0), None, None)
         return self._store(name, identity, lambda _: Reading.of(problem), "rejected")
 
     def _measure(self, path: Path, place: str) -> Content:
         inputs = self.lake.inputs()
-        here = self._identity(place, Content(digest="", size=0), None, None)
+        here = self.identity(place, Content(digest="", size=0), None, None)
         return _content.measure(path, lambda sign: here.earlier_sizes(inputs, sign))
 
     def _time(self, path: Path, place: str) -> str | None:
@@ -215,9 +220,10 @@ class _Run:
             return str(_content.newest_mtime_ns(path))
         return place if place and self.context.time_from == "name" else None
 
-    def _identity(
+    def identity(
         self, place: str, content: Content, collector: Collector | None, time: str | None
     ) -> Identity:
+        """The ledger's key of an input."""
         name = Path(place).name if place and collector and collector.name_tells else None
         return Identity(
             path=place,

@@ -86,14 +86,14 @@ class Identity:
     def known(self, inputs: Inputs) -> InputRecord | None:
         """The reading that makes this one superfluous.
 
-        The same, one by a newer version of the collector, or where no collector claims the input
-        now one that was told with ``--kind``.
+        The same (under its first id, where the file was followed), one by a newer version of the
+        collector, or where no collector claims the input now one that was told with ``--kind``.
         """
         if self.id in inputs:
             return inputs[self.id]
         for record in self._same_content(inputs):
             newer = record.parser == self.parser and record.parser_version > self.parser_version
-            if newer or (record.parser and not self.parser):
+            if newer or self._is(record) or (record.parser and not self.parser):
                 return record
         return None
 
@@ -115,10 +115,14 @@ class Identity:
 
     def _same_content(self, inputs: Inputs) -> Iterator[InputRecord]:
         for record in inputs.alike(content=self.content.digest):
-            if self._same_owner(record):
+            if self.same_owner(record):
                 here = bool(self.path) and record.path == self.path
                 if here or not any(self._differs(record, key) for key in (TIME, NAME)):
                     yield record
+
+    def _is(self, record: InputRecord) -> bool:
+        mine = (self.parser, self.parser_version, self.reading, self.whose)
+        return mine == (record.parser, record.parser_version, record.reading, record.whose)
 
     def _differs(self, record: InputRecord, key: str) -> bool:
         both = key in self.whose and key in record.whose
@@ -128,10 +132,11 @@ class Identity:
         return (
             record.size < self.content.size
             and self.content.beginnings.get(record.size) == record.content
-            and self._same_owner(record)
+            and self.same_owner(record)
         )
 
-    def _same_owner(self, record: InputRecord) -> bool:
+    def same_owner(self, record: InputRecord) -> bool:
+        """Whether a reading is of the same host, job, run and rank."""
         return _owner(self.whose) == _owner(record.whose)
 
 
