@@ -119,8 +119,12 @@ class NcclLog:
         yield from self._unprefixed(head, line)
         for message in messages:
             self.comms.see(message)
-            if COLLECTIVE.search(message.body):
+            operation = COLLECTIVE.search(message.body)
+            if operation:
                 yield from self._collective(message, line)
+                after = message.body[operation.end() :]
+                if FRAGMENT.search(after):  # its prefix is gone: whose it is cannot be told
+                    yield self._lost(None, after, line)
             elif FRAGMENT.search(message.body) or message.cut:
                 yield from self._close()
                 self._open = (message, line)

@@ -40,7 +40,8 @@ def part(number: int, value: bytes | int) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def _event(step: int, **tags: float) -> bytes:
+def event(step: int, **tags: float) -> bytes:
+    """One event of TensorBoard, with scalars by tag."""
     summary = b"".join(
         part(1, part(1, tag.replace("__", "/").encode()) + b"\x15" + struct.pack("<f", value))
         for tag, value in tags.items()
@@ -50,14 +51,16 @@ def _event(step: int, **tags: float) -> bytes:
 
 
 _VERSION = b"\x09" + struct.pack("<d", 1.0) + part(3, b"brain.Event:2")
-_EVENTS = [_VERSION, *(_event(n, train__loss=3 - 0.1 * n, learning_rate=0.25) for n in range(4))]
+_EVENTS = [_VERSION, *(event(n, train__loss=3 - 0.1 * n, learning_rate=0.25) for n in range(4))]
 
 
-def _tensorboard(events: list[bytes]) -> bytes:
+def tensorboard(events: list[bytes]) -> bytes:
+    """An event file."""
     return b"".join(map(framed, events))
 
 
-def _history(step: int, **values: object) -> bytes:
+def history(step: int, **values: object) -> bytes:
+    """One history record of a run."""
     items = b"".join(
         part(1, part(1, key.encode()) + part(16, json.dumps(value).encode()))
         for key, value in values.items()
@@ -65,17 +68,27 @@ def _history(step: int, **values: object) -> bytes:
     return part(1, step + 1) + part(2, items + part(2, part(1, step)))
 
 
-def _wandb(contents: list[bytes]) -> bytes:
+def wandb(contents: list[bytes]) -> bytes:
+    """A run's log: records cut at blocks of 32 KiB (wandb/sdk/internal/datastore.py)."""
     out = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
     for content in contents:
-        crc = zlib.crc32(content, zlib.crc32(b"\x01"))
-        out += struct.pack("<IHB", crc, len(content) & 0xFFFF, 1) + content
+        first = True
+        while first or content:
+            room = 32768 - len(out) % 32768
+            if room < 7:
+                out += bytes(room)
+                continue
+            piece, content = content[: room - 7], content[room - 7 :]
+            kind = (1 if first else 4) if not content else (2 if first else 3)
+            crc = zlib.crc32(piece, zlib.crc32(bytes([kind])))
+            out += struct.pack("<IHB", crc, len(piece), kind) + piece
+            first = False
     return bytes(out)
 
 
 _RUN = [
     part(1, 1) + part(17, part(1, b"run7")),
-    *(_history(n, loss=3 - 0.1 * n, val_loss=3.5, _timestamp=1.7e9 + n) for n in range(4)),
+    *(history(n, loss=3 - 0.1 * n, val_loss=3.5, _timestamp=1.7e9 + n) for n in range(4)),
 ]
 
 
@@ -114,13 +127,13 @@ _STEP = ("step", "loss", "split")
 SEEDS = {
     "loss_tensorboard": Seed(
         form="binary",
-        inputs=(_tensorboard(_EVENTS),),
-        remake=lambda rng: _tensorboard(_inside(_EVENTS, rng)),
+        inputs=(tensorboard(_EVENTS),),
+        remake=lambda rng: tensorboard(_inside(_EVENTS, rng)),
     ),
     "loss_wandb": Seed(
         form="binary",
-        inputs=(_wandb(_RUN),),
-        remake=lambda rng: _wandb(_inside(_RUN, rng)),
+        inputs=(wandb(_RUN),),
+        remake=lambda rng: wandb(_inside(_RUN, rng)),
     ),
     "loss_megatron": Seed(
         form="text",
