@@ -180,9 +180,11 @@ class _Reading:
         elif is_time:
             yield from self.close()
             self.samples.ts = ts
+        elif value and self._info_lid is not None:
+            if value[1] == "Guid" and (found := guid(value[2])):
+                self._guids[self._info_lid] = found
         elif value:
-            if self._info_lid is None:
-                yield Reject(line.place, f"a counter without its header: {clip(text)!r}")
+            yield Reject(line.place, f"a counter without its header: {clip(text)!r}")
         elif self._block is not None and _CUT.fullmatch(text):
             yield Reject(line.place, f"a counter without its value: {clip(text)!r}", "null for it")
         elif self._block is not None and ":.." in text:
@@ -225,9 +227,9 @@ class Perfquery(Collector):
 
     name = "perfquery"
     title = "perfquery port counters: 32-bit, -x, -l -a, details"
-    produce = "perfquery -x -l -a <lid> and perfquery -l -a <lid>, per switch and adapter"
+    produce = "for each LID: smpquery nodeinfo LID; perfquery -l -a LID; perfquery -x -l -a LID"
     gives = "all port counters, 64-bit with -x; congestion and error details in extra"
-    lacks = "node GUIDs (LIDs only), times, links"
+    lacks = "times, links; node GUIDs (only LIDs) without smpquery nodeinfo"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the head has a block's header line."""

@@ -1,0 +1,1 @@
+"""A real subnet manager and real tools on a simulated fabric."""
