@@ -1,83 +1,27 @@
-"""Loss lines of small trainers, one by one: what ``loss_text`` says of them holds here."""
+"""Rows of the loss lines of one log: what ``loss_text`` says of them holds here.
+
+What is said of one step in several lines is one row; where every rank prints the same line, one
+rank's counts. Hugging Face's trainer prints no step: the progress bar it draws next has it.
+"""
 
 from __future__ import annotations
 
-import json
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from xtune.collectors._base import Context, Item, Reject, RowBuffer
+from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer
+from xtune.collectors._loss_forms import COLOUR, WORDS, event, match
+from xtune.collectors._loss_pairs import Said
 from xtune.collectors._stamps import StampReader
-from xtune.collectors._steps import Attempts, Measure, Plan, as_column
+from xtune.collectors._steps import MEASURES, Attempts, Plan
 from xtune.collectors._textlines import Line
+from xtune.collectors._values import as_extra
 
-_N = r"([-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|nan|inf))"
-_SEP = r"[\s,|]+"
-_LOSS = Measure("loss")
-_VALIDATION = Measure("loss", "validation")
-_LR = Measure("learning_rate")
-_NORM = Measure("grad_norm")
-_TIME_MS = Measure("step_time_s", scale=1e-3)
-
-# Pattern of the start of a line (step first), then patterns searched in the rest.
-_FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]], ...] = tuple(
-    (
-        re.compile(start, re.I),
-        tuple((re.compile(pattern, re.I), measure) for pattern, measure in rest),
-    )
-    for start, rest in (
-        # modded-nanogpt, llm.c's logger: s:12 trl:3.1 lr:0.1 norm:0.3 / s:12 tel:3.2
-        (
-            r"s:(\d+) (?=tr?[el]l?:)",
-            (
-                (rf"\btrl:{_N}", _LOSS),
-                (rf"\btel:{_N}", _VALIDATION),
-                (rf"\blr:{_N}", _LR),
-                (rf"\bnorm:{_N}", _NORM),
-            ),
-        ),
-        # modded-nanogpt: step:12/100 train_loss:3.1 train_time:7ms step_avg:1ms
-        (
-            r"step:(\d+)/\d+ (?=train_loss|val_loss)",
-            ((rf"\btrain_loss:{_N}", _LOSS), (rf"\bval_loss:{_N}", _VALIDATION)),
-        ),
-        # nanoGPT: iter 12: loss 3.1, time 45.6ms, mfu 3% / step 12: train loss 3.1, val loss 3.2
-        (r"iter (\d+): (?=loss )", ((rf"\bloss {_N}", _LOSS), (rf"\btime {_N}ms", _TIME_MS))),
-        (
-            r"step (\d+): (?=train loss )",
-            ((rf"\btrain loss {_N}", _LOSS), (rf"\bval loss {_N}", _VALIDATION)),
-        ),
-        # llm.c: step 12/100 | loss 3.1 (+1.2z)| norm 0.3 (+0.1z)| lr 6.0e-04 | 45.6 ms
-        (
-            r"step\s+(\d+)/\d+ \| (?=(?:train )?loss )",
-            (
-                (rf"\bloss {_N}", _LOSS),
-                (rf"\bnorm {_N}", _NORM),
-                (rf"\blr {_N}", _LR),
-                (rf"\| {_N} ms", _TIME_MS),
-            ),
-        ),
-        # torchtitan: step: 12  loss: 3.1  grad_norm: 0.3  memory: ...; validate step: 12 loss: 3
-        (r"validate step:\s*(\d+)\s+(?=loss:)", ((rf"\bloss:\s*{_N}", _VALIDATION),)),
-        (
-            r"step:\s*(\d+)\s+(?=loss:)",
-            ((rf"\bloss:\s*{_N}", _LOSS), (rf"\bgrad_norm:\s*{_N}", _NORM)),
-        ),
-        # Plain FSDP examples: Batch 12 Loss: 3.1, Speed: 6.1 samples/sec, lr: 0.0001
-        (r"Batch (\d+) (?=Loss:)", ((rf"\bLoss: {_N}", _LOSS), (rf"\blr: {_N}", _LR))),
-        # torchtitan's reference curves: 12 3.1
-        (r"(\d+) (?=(?:\d+\.\d+|nan|inf)$)", ((rf"^{_N}$", _LOSS),)),
-    )
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_BEFORE = re.compile(
-    r"(?:\s*(?:\d+:(?=\s)|\[[^\]]{1,40}\]:?|\([^)]{1,80}\)"
-    r"|(?!step\b|iter\b|validate\b)[A-Za-z_][\w.\-]{0,40}\s*[:|-](?=\s)"
-    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?|-(?=\s)))*\s*"
-)
-EVENT = re.compile(r"\[#log\] \[INSTANT\] (\{.*\})\s*$")
-BARE = len(_FORMS) - 1
+_RANK = re.compile(r"\[(?:rank|default)\s*(\d{1,9})\]|^\s*(\d{1,9}):\s", re.I)
+_BAR = re.compile(r"^\s*\d{1,3}%\|[^|]*\|\s*(\d{1,18})/(\d{1,18}) \[")
+_REMEMBERED = 4096
 
 
 class LossLines:
@@ -94,82 +38,146 @@ class LossLines:
         self._stamps = StampReader(context)
         self._attempts = Attempts()
         self._bare = bare
+        self._open: dict[str, dict[str, Any]] = {}
+        self._by_rank: OrderedDict[tuple[int, str], str | None] = OrderedDict()
+        self._unstepped: list[dict[str, Any]] = []
+        self._length: str | None = None
+        self._validation: float | None = None
+        self._skipped: int | None = None
+        self._others = self._closing = self._without = 0
         self.found = False
 
     def line(self, line: Line) -> Iterator[Item]:
-        """Read one physical line."""
+        """Read one physical line; a progress bar draws many lines in one."""
         if b" NCCL " in line.data:
             return
-        text = line.text
-        event = EVENT.search(text)
-        if event:
-            rows = _event_rows(text[: event.start()], event[1], self._context, self._stamps)
-        else:
-            found = match(text)
-            if found is None or (found[0] == BARE and not self._bare):
-                return
-            if not line.whole:
-                yield Reject(line.place, "loss line without an end: it may be cut")
-                return
-            rows = _rows(found, self._context, self._stamps)
-        for row in rows:
-            self.found = True
-            self._rows.add(self._attempts.mark(row))
+        named = any(word in line.data for word in WORDS)
+        if not named and not self._bare and not self._unstepped:
+            return
+        parts = line.text.split("\r")
+        for index, part in enumerate(parts):
+            whole = line.whole or index + 1 < len(parts)
+            yield from self._part(line, part, whole)
         if self._rows.full:
             yield from self._rows.flush()
 
+    def _part(self, line: Line, text: str, whole: bool) -> Iterator[Item]:
+        if self._unstepped and (bar := _BAR.match(COLOUR.sub("", text))):
+            self._stepped(int(bar[1]), bar[2])
+        logged = event(text)
+        if logged is not None:
+            before, record = logged
+            plan = Plan.of(record, self._context.column_map)
+            for row in plan.rows(record, self._context, self._stamps):
+                self._add({**row, "ts": self._stamps.last(before)}, None)
+            return
+        said = match(text)
+        if said is None or (said.bare and not self._bare):
+            return
+        if not whole:
+            yield Reject(line.place, "loss line without an end: it may be cut")
+            return
+        self._say(said)
+
+    def _say(self, said: Said) -> None:
+        if said.closing:
+            self._closing += 1
+            return
+        label = _RANK.search(said.before)
+        rank = (label[1] or label[2]) if label else None
+        ts = self._stamps.last(said.before)
+        for split, values in said.values.items():
+            if said.repeats and split == "validation":
+                if values["loss"] == self._validation:
+                    continue
+                self._validation = values["loss"]
+            row = {
+                "ts": ts,
+                "job": self._context.job,
+                "run": self._context.run,
+                "step": said.step,
+                "split": split,
+                **values,
+            }
+            extra = as_extra(said.extra)
+            if extra:
+                row["extra"] = extra
+            if said.skipped_in_all is not None:
+                row["skipped"] = self._skipped_since(said.skipped_in_all)
+            if said.step is None:
+                self._flush_unstepped(split)
+                self._unstepped.append(row)
+            else:
+                self._add(row, rank)
+
+    def _skipped_since(self, in_all: int) -> int | None:
+        """Steps skipped since the last line; null where the last one is not known."""
+        last, self._skipped = self._skipped, in_all
+        if last is None:
+            return 0 if in_all == 0 else None
+        return in_all - last if in_all >= last else None
+
+    def _add(self, row: dict[str, Any], rank: str | None) -> None:
+        """Add a row, or what it says more of the step that is being spoken of."""
+        self.found = True
+        step, split = row["step"], row["split"]
+        known = self._by_rank.get((step, split), rank)
+        if known is not None and rank is not None and known != rank:
+            self._others += 1
+            return
+        self._by_rank[step, split] = rank
+        if len(self._by_rank) > _REMEMBERED:
+            self._by_rank.popitem(last=False)
+        if any(other["step"] != step for other in self._open.values()):
+            self._close()
+        held = self._open.get(split)
+        if held is not None and all(_agree(held.get(name), row.get(name)) for name in MEASURES):
+            for name, value in row.items():
+                if held.get(name) is None:
+                    held[name] = value
+            return
+        if held is not None:
+            self._close()
+        self._open[split] = row
+
+    def _close(self) -> None:
+        for row in self._open.values():
+            self._rows.add(self._attempts.mark(row))
+        self._open = {}
+
+    def _stepped(self, step: int, length: str) -> None:
+        """The bar of the training loop that follows a line without a step; others are shorter."""
+        if self._length is None:
+            self._length = length
+        if length == self._length:
+            rows, self._unstepped = self._unstepped, []
+            for row in rows:
+                self._add({**row, "step": step}, None)
+
+    def _flush_unstepped(self, split: str | None = None) -> None:
+        """Give up on the step of lines that no bar followed."""
+        if split is None or any(row["split"] == split for row in self._unstepped):
+            for row in self._unstepped:
+                self.found = True
+                self._without += 1
+                self._rows.add(row)
+            self._unstepped = []
+
     def end(self) -> Iterator[Item]:
         """What is still held, and notes."""
+        self._close()
+        self._flush_unstepped()
         yield from self._rows.flush()
         yield from self._stamps.notes()
         yield from self._attempts.notes()
+        if self._others:
+            yield Note("lines of other ranks for the same step: left out", self._others)
+        if self._without:
+            yield Note("loss lines that say no step: null, in order", self._without)
+        if self._closing:
+            yield Note("closing row of a trainer left out: its loss is a mean over the run")
 
 
-def match(line: str) -> tuple[int, str, int, str] | None:
-    """Number of the form, what stands before it, the step and the rest of the line."""
-    clean = _COLOUR.sub("", line)
-    before = _BEFORE.match(clean)
-    starts = {0, before.end() if before else 0}
-    for index, (pattern, _) in enumerate(_FORMS):
-        for start in sorted(starts):
-            found = pattern.match(clean, start)
-            if found and len(found[1]) < 19:
-                return index, clean[:start], int(found[1]), clean[found.end() :].strip()
-    return None
-
-
-def _rows(
-    found: tuple[int, str, int, str], context: Context, stamps: StampReader
-) -> Iterator[dict[str, Any]]:
-    form, before, step, rest = found
-    values: dict[str, dict[str, Any]] = {}
-    for pattern, measure in _FORMS[form][1]:
-        value = pattern.search(rest)
-        if value:
-            number = as_column(measure, value[1].replace(",", ""))
-            values.setdefault(measure.split, {})[measure.column] = number
-    for split, row in values.items():
-        if row.get("loss") is not None:
-            yield {
-                "ts": stamps.last(before),
-                "job": context.job,
-                "run": context.run,
-                "step": step,
-                "split": split,
-                **row,
-            }
-
-
-def _event_rows(
-    before: str, body: str, context: Context, stamps: StampReader
-) -> Iterator[dict[str, Any]]:
-    """DLRover's training events: a JSON object of measures under ``logs``."""
-    try:
-        event = json.loads(body)
-    except (ValueError, RecursionError):
-        return
-    logs = event.get("logs") if isinstance(event, dict) else None
-    if isinstance(logs, dict):
-        record = {**logs, "step": event.get("global_step", logs.get("step"))}
-        for row in Plan.of(record, context.column_map).rows(record, context, stamps):
-            yield {**row, "ts": stamps.last(before)}
+def _agree(held: Any, said: Any) -> bool:
+    """Whether two values of a column may be of one row: NaN is itself here."""
+    return held is None or said is None or held == said or (held != held and said != said)

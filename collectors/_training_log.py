@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES, Context, Item, Note, Source
-from xtune.collectors._loss_lines import BARE, EVENT, LossLines, match
+from xtune.collectors._loss_forms import WORDS, event, match
+from xtune.collectors._loss_lines import LossLines
 from xtune.collectors._megatron_log import START, MegatronLog
 from xtune.collectors._nccl_comms import Survey
 from xtune.collectors._nccl_large import open_fast
@@ -19,8 +20,7 @@ from xtune.collectors._nccl_log import NcclLog, of_interest, survey_line
 from xtune.collectors._textlines import Line, Lines
 
 _TAIL_BYTES = 65536
-_LOSS_WORDS = (b"loss", b"Loss", b"trl:", b"tel:", b"[#log]")
-_TRIGGERS = (b"iteration", *_LOSS_WORDS)
+_TRIGGERS = (b"iteration", *WORDS)
 
 
 class Kind(enum.Enum):
@@ -66,8 +66,10 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
     if Kind.LOSS in kinds:
         parts[Kind.LOSS] = LossLines(context, bare=not named)
     others = list(parts.values())
-    if fast and isinstance(others[0], NcclLog):
-        yield from fast.read(others.pop(0), rejects=not others)
+    first = others[0]
+    if fast and isinstance(first, NcclLog):
+        others = others[1:]
+        yield from fast.read(first, rejects=not others)
     lines = Lines(source)
     if others:
         for line in lines:
@@ -81,11 +83,13 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
 
 
 def _is_named_loss(line: Line) -> bool:
-    if not any(word in line.data for word in _LOSS_WORDS):
+    if not any(word in line.data for word in WORDS):
         return False
-    text = line.text
-    found = match(text)
-    return (found is not None and found[0] != BARE) or EVENT.search(text) is not None
+    for text in line.text.split("\r"):
+        said = match(text)
+        if (said is not None and not said.bare) or event(text) is not None:
+            return True
+    return False
 
 
 def tail(path: Path, head: bytes) -> str:

@@ -167,6 +167,50 @@ FORMS: list[tuple[str, tuple[Any, ...]]] = [
 ]
 
 
+DEEPSPEED = "[2026-07-01 14:00:00,250] [INFO] [logging.py:96:log_dist] [Rank 0] "
+FORMS += [
+    (
+        "steps: 12 loss: 3.5000 iter time (s): 0.250 samples/sec: 256.000",
+        (12, "train", 3.5, None, None, 0.25),
+    ),
+    (
+        DEEPSPEED + "step=12, skipped=0, lr=[0.25, 0.25], mom=[[0.9, 0.95], [0.9, 0.95]]",
+        (12, "train", None, None, 0.25, None),
+    ),
+    (
+        "Epoch 0: :   3%|▎         | 12/400 [09:07<78:01, v_num=, reduced_train_loss=3.500, "
+        "global_step=12.0, consumed_samples=1.63e+6, train_step_timing in s=0.250]",
+        (12, "train", 3.5, None, None, 0.25),
+    ),
+    (
+        "Training epoch 0, iteration 12/99 | lr: 0.25 | consumed_samples: 416 | global_batch_size:"
+        " 32 | global_step: 12 | reduced_train_loss: 3.5 | train_step_timing in s: 0.25",
+        (12, "train", 3.5, None, 0.25, 0.25),
+    ),
+    (
+        "[rank0]:\x1b[31mstep: 12  \x1b[32mloss:  3.5000  \x1b[38;2;180;60;0mgrad_norm:  1.5000  "
+        "\x1b[38;2;54;234;195mmemory: 17.89GiB(22.60%)  \x1b[34mtps: 1,034  "
+        "\x1b[36mtflops: 72.50  \x1b[35mmfu: 10.91%  elapsed_time_per_step: 0.250s\x1b[39m",
+        (12, "train", 3.5, 1.5, None, 0.25),
+    ),
+    (
+        "step   12/100 | train loss 3.500000 | norm 1.5000 | lr 2.50e-01 | (250.00 ms | 99 tok/s)",
+        (12, "train", 3.5, 1.5, 0.25, 0.25),
+    ),
+    (
+        "step    12 | loss: 3.500000 | lr 2.5000e-01 | norm: 1.5000 | dt: 338.99ms | tok/sec: 15",
+        (12, "train", 3.5, 1.5, 0.25, None),
+    ),
+    ("Step 12/100, aux loss: 9.0, loss=3.5, lr=0.25", (12, "train", 3.5, None, 0.25, None)),
+    ("iteration 12: train loss 3.5", (12, "train", 3.5, None, None, None)),
+    ("global_step=12 val_loss=3.5", (12, "validation", 3.5, None, None, None)),
+    (
+        "{'loss': 3.5, 'grad_norm': 1.5, 'learning_rate': 0.25, 'epoch': 0.1, 'step': 12}",
+        (12, "train", 3.5, 1.5, 0.25, None),
+    ),
+]
+
+
 @pytest.mark.parametrize(("line", "expected"), FORMS)
 def test_each_form(tmp_path: Path, line: str, expected: tuple[Any, ...]) -> None:
     read = read_lines(tmp_path, TEXT, line)
@@ -198,6 +242,10 @@ def test_embedded_source_and_tables_are_no_data(tmp_path: Path) -> None:
         "step 12: saved",
         "1 2 3.5",
         "12 3.5 tokens",
+        "step 12 moe loss: 3.5",
+        "step 12: aux_loss 3.5, loss_scale: 4.0",
+        "Epoch 1:  39%|███ | 12/99 [05:59<09:15, 13.47it/s, loss=0.0136, v_num=1]",
+        "config = {'loss': 'cross_entropy', 'epoch': 3}",
     ]
     read = read_lines(tmp_path, TEXT, *noise, "s:1 trl:3.5")
     assert [some(r, "step", "loss") for r in read.rows] == [(1, 3.5)]
@@ -238,12 +286,108 @@ def test_damage_never_raises_and_good_lines_stay(tmp_path: Path, data: st.DataOb
         odd = bytearray(good.encode())
         for _ in range(data.draw(st.integers(1, 5))):
             odd[data.draw(st.integers(0, len(odd) - 1))] = data.draw(st.integers(0, 255))
-        line = good.encode() + b"\n"
-        content = line + bytes(odd) + b"\n" + line + data.draw(st.binary(max_size=40))
+        last = megatron(977) if collector is MEGATRON else "s:977 trl:3.5"
+        content = f"{good}\n".encode() + bytes(odd) + f"\n{last}\n".encode()
+        content += data.draw(st.binary(max_size=40))
         collector.claim(tmp_path, content)
         read = read_bytes(collector, content, tmp_path)
         step = 77 if "77" in good else 12
-        assert [r["step"] for r in read.rows].count(step) >= 2
+        assert {step, 977} <= {r["step"] for r in read.rows}
+
+
+def test_lines_of_one_step_are_one_row(tmp_path: Path) -> None:
+    """DeepSpeed says a step's loss in one line and its learning rate in another."""
+    lines = []
+    for step, skipped in ((10, 0), (20, 3), (30, 4)):
+        lines += [
+            DEEPSPEED + f"step={step}, skipped={skipped}, lr=[0.25], mom=[(0.9, 0.95)]",
+            f"steps: {step} loss: {step / 4:.4f} iter time (s): 0.500 samples/sec: 64.000",
+            DEEPSPEED + "time (ms) | fwd_microstep: 38.13 | bwd_microstep: 72.53",
+            "epoch=0/micro_step=20/global_step=10, RunningAvgSamplesPerSec=64.1, "
+            "CurrSamplesPerSec=63.9, MemAllocated=9.3GB, MaxMemAllocated=20.1GB",
+        ]
+    read = read_lines(tmp_path, TEXT, *lines, tz="UTC")
+    names = ("step", "loss", "learning_rate", "step_time_s", "skipped")
+    assert [some(r, *names) for r in read.rows] == [
+        (10, 2.5, 0.25, 0.5, 0), (20, 5.0, 0.25, 0.5, 3), (30, 7.5, 0.25, 0.5, 1),
+    ]  # fmt: skip
+    assert not read.notes and read.rows[0]["ts"] is not None
+
+
+def test_one_rank_counts_where_all_print(tmp_path: Path) -> None:
+    lines = [
+        f"[rank{rank}]:step: {step}  loss: {8 - step}.5"
+        for steps in ((1,), (2, 3))  # ranks are not in step: 0 is at 2 while 1 is at 3
+        for rank in (0, 1, 2)
+        for step in steps
+    ]
+    read = read_lines(tmp_path, TEXT, *lines)
+    assert [some(r, "step", "loss") for r in read.rows] == [(1, 7.5), (2, 6.5), (3, 5.5)]
+    assert [note.text for note in read.notes] == [read.note("other ranks").text]
+    assert read.note("other ranks").count == 6
+    # Without a rank before them they are the same line again.
+    plain = [line.partition(":")[2] for line in lines]
+    assert len(read_lines(tmp_path, TEXT, *plain[:3]).rows) == 1
+
+
+def test_restart_with_ranks(tmp_path: Path) -> None:
+    lines = [f"{rank}: step 1{n}: train loss {n}.5, val loss {n}.25"
+             for n in (1, 2, 1, 2) for rank in (0, 1)]  # fmt: skip
+    read = read_lines(tmp_path, TEXT, *lines)
+    assert [(r["step"], r["split"], (r["extra"] or {}).get("attempt")) for r in read.rows] == [
+        (step, split, attempt)
+        for attempt in (None, "1")
+        for step in (11, 12)
+        for split in ("train", "validation")
+    ]
+
+
+def hugging_face(step: int, total: int = 100) -> list[str]:
+    return [
+        f"{{'loss': {step / 4}, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': {step / 50}}}",
+        f" {step}%|█         | {step}/{total} [00:10<01:30,  1.00it/s]",
+    ]
+
+
+def test_hugging_face_steps_are_those_of_the_bar(tmp_path: Path) -> None:
+    lines = ["  0%|          | 0/100 [00:00<?, ?it/s]", *hugging_face(10), *hugging_face(20)]
+    lines += ["\r 25%|██        | 25/100 [00:25<01:15]\r" + " " * 60 + "\r" + hugging_face(30)[0]]
+    lines += ["  0%|          | 0/7 [00:00<?, ?it/s]\r 50%|███   | 4/7 [00:00<00:00]"]
+    lines += ["{'eval_loss': 3.5, 'eval_runtime': 1.0, 'epoch': 0.6}", hugging_face(30)[1]]
+    lines += ["{'train_runtime': 9.5, 'train_loss': 1.5, 'epoch': 2.0}"]
+    read = read_lines(tmp_path, TEXT, *lines)
+    assert [some(r, "step", "split", "loss", "learning_rate") for r in read.rows] == [
+        (10, "train", 2.5, 5e-5),
+        (20, "train", 5.0, 5e-5),
+        (30, "train", 7.5, 5e-5),
+        (30, "validation", 3.5, None),
+    ]
+    assert math.isnan(read.rows[0]["grad_norm"]) and read.rows[0]["extra"] == {"epoch": "0.2"}
+    assert read.note("closing row").count == 1
+
+
+def test_hugging_face_without_a_bar_has_no_steps(tmp_path: Path) -> None:
+    lines = [hugging_face(n)[0].replace("2.5", "'2.5'") for n in (10, 20)]
+    read = read_lines(tmp_path, TEXT, *lines)
+    assert [some(r, "step", "loss") for r in read.rows] == [(None, 2.5), (None, 5.0)]
+    assert read.note("say no step").count == 2
+
+
+def test_bars_of_one_line_are_many_lines(tmp_path: Path) -> None:
+    """NeMo's bar ends its lines with a carriage return, and repeats its validation loss."""
+    bar = "Epoch 0: {0}%|▏ | {0}/99 [00:01<00:09, reduced_train_loss={0}.5, global_step={0}.0"
+    seen = [bar.format(n) + (", val_loss=4.25]" if n > 2 else "]") for n in (1, 2, 2, 3, 4)]
+    read = read_lines(tmp_path, TEXT, "\r".join(seen))
+    assert [some(r, "step", "split", "loss") for r in read.rows] == [
+        (1, "train", 1.5), (2, "train", 2.5), (3, "train", 3.5), (3, "validation", 4.25),
+        (4, "train", 4.5),
+    ]  # fmt: skip
+    assert not read.notes and TEXT.claim(tmp_path, ("\r".join(seen)).encode()) > 0.5
+
+
+def test_plain_text_is_nobodys(tmp_path: Path) -> None:
+    words = b"Training is a joy.\nThe loss was small, the step was long.\n" * 20
+    assert TEXT.claim(tmp_path, words) == 0.0 and MEGATRON.claim(tmp_path, words) == 0.0
 
 
 @pytest.mark.shared_samples
