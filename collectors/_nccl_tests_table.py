@@ -40,6 +40,8 @@ _NAMES = {
     "in_place": ("inplace",),
 }
 _MEANING = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
+_BUS = re.compile(r"bus_?(?:bw|bandwidth)", re.I)
+BEFORE = 20  # lines of others that may stand before the header
 _TRUE = frozenset({"1", "true", "yes"})
 _HELD = 4096  # rows looked at before the operation is told from the bandwidths
 _FIGURES_TOLD = 10.0  # GB/s: three digits or more, so that the factor is known to a percent
@@ -58,6 +60,11 @@ class Columns:
         return "size" in self.shared and any(
             {"time", "algbw", "busbw"} & half.keys() for half in self.halves.values()
         )
+
+
+def is_header(line: str) -> bool:
+    """Whether a line names the columns of a CSV with a bus bandwidth."""
+    return "," in line[:4096] and _BUS.search(line[:4096]) is not None
 
 
 def columns(names: Sequence[str]) -> Columns:
@@ -96,6 +103,10 @@ def table_items(source: Source, context: Context) -> Iterator[Item]:
             yield Reject(line.place, f"not a line of a CSV: {error}")
             continue
         if layout is None:
+            if not is_header(line.text):
+                if line.number > BEFORE:
+                    break
+                continue
             layout = columns(values)
             if not layout.useful:
                 yield Reject(
@@ -121,7 +132,9 @@ def table_items(source: Source, context: Context) -> Iterator[Item]:
     yield from _rows(held, rows, context)
     yield from rows.flush()
     yield from lines.rejects
-    if layout is not None and told.op is None and "op" not in layout.shared:
+    if layout is None:
+        yield Reject("line 1", "no line names the columns of a table with a bus bandwidth")
+    elif told.op is None and "op" not in layout.shared:
         yield Note("the table does not name the operation: op is null")
     elif told.told:
         yield Note("operation and ranks taken from bus over algorithm bandwidth")

@@ -26,7 +26,7 @@ from xtune.collectors._nccl_tests_row import (
     program_op,
     row,
 )
-from xtune.collectors._nccl_tests_table import columns, table_items
+from xtune.collectors._nccl_tests_table import BEFORE, columns, is_header, table_items
 from xtune.collectors._nccl_tests_text import HEADER, TextReader
 from xtune.collectors._values import natural, small, text
 
@@ -39,7 +39,6 @@ _TOLD = {
     "graph": "graph",
 }
 _JSON = re.compile(r"\{\s*\"|\[\s*\{")
-_BUS = re.compile(r"bus_?(?:bw|bandwidth)", re.I)
 _START = r'\{\s*"(?:size|numCycle)"'
 
 
@@ -61,7 +60,8 @@ class NcclTests(Collector):
             return 0.97
         if not _is_table(words):
             return 0.0
-        return 0.9 if columns(words.partition("\n")[0].split(",")).useful else 0.6
+        header = next(filter(is_header, words.splitlines()[:BEFORE]))
+        return 0.9 if columns(header.split(",")).useful else 0.6
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row for each half of each line."""
@@ -79,9 +79,8 @@ class NcclTests(Collector):
 
 
 def _is_table(words: str) -> bool:
-    """Whether the first line is a CSV's header with a bus bandwidth in it."""
-    first = words.partition("\n")[0][:4096]
-    return "," in first and _BUS.search(first) is not None and not HEADER.search(first)
+    """Whether one of the first lines is a CSV's header with a bus bandwidth in it."""
+    return not HEADER.search(words) and any(map(is_header, words.splitlines()[:BEFORE]))
 
 
 def _json_kind(words: str) -> bool:

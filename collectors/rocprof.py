@@ -33,6 +33,7 @@ from xtune.collectors._textlines import Lines
 from xtune.collectors._values import as_extra, natural, text
 
 _COLUMNS = ("Domain", "Function", "Start_Timestamp", "End_Timestamp")
+_MAX_BEFORE = 64  # lines of others, as of a launcher, that may stand before the header
 _CALL = re.compile(r"^(?:nccl|rccl|mscclFunc)([A-Z]\w{1,60})$")
 #: Calls that move no data.
 _OTHER = re.compile(
@@ -72,10 +73,11 @@ class Rocprof(Collector):
                 yield Reject(line.place, f"not a line of a CSV: {error}")
                 continue
             if header is None:
-                header = {name.strip(): place for place, name in enumerate(values)}
-                if missing := [name for name in _COLUMNS if name not in header]:
-                    yield Reject(line.place, f"no column {missing[0]}: not a rocprofv3 trace")
-                    return
+                found = {name.strip(): place for place, name in enumerate(values)}
+                if found.keys() >= set(_COLUMNS):
+                    header = found
+                elif line.number > _MAX_BEFORE:
+                    break
                 continue
             call = {n: values[p] for n, p in header.items() if p < len(values)}
             start = natural(call.get("Start_Timestamp"))
@@ -100,6 +102,9 @@ class Rocprof(Collector):
                 yield from rows.flush()
         yield from rows.flush()
         yield from lines.rejects
+        if header is None:
+            yield Reject("line 1", f"no line with the columns {', '.join(_COLUMNS)}")
+            return
         for name, times in others.items():
             yield Unknown(text(name) or "", times)
         if not count:
