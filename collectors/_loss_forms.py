@@ -116,6 +116,8 @@ def match(line: str) -> Said | None:
         said = dict_line(clean) or lightning_line(clean) or step_line(clean)
         if said is not None:
             return said
+    if "elapsed time per iteration" in clean:
+        return None  # Megatron-LM's
     before = _BEFORE.match(clean)
     starts = {0, before.end() if before else 0}
     for index, (pattern, rest) in enumerate(_FORMS):
