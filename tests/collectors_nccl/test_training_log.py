@@ -55,7 +55,8 @@ def test_log_that_begins_with_other_text_is_claimed_by_its_tail(
     found = claim_best(path, Source(path, "log").head())
     assert found is not None and found[0].name == name
     rows = read_bytes(found[0], text.encode(), tmp_path).rows
-    assert len(rows) == 5
+    # The same loss line again is another rank's, of the same step.
+    assert len(rows) == (1 if name == "loss_text" else 5)
     # The tail of a gzip file is not looked at: that would mean to undo all of it.
     path.write_bytes(gzip.compress(text.encode()))
     assert loss_text.COLLECTOR.claim(path, Source(path, "log").head()) == 0.0
