@@ -34,7 +34,7 @@ _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 _TYPE = re.compile(rb"#\s+TYPE\s+(\S+)\s+(\w+)\s*")
 _SURE = re.compile(
     r"^(?:node_infiniband_\w+|infiniband_(?:switch|hca|port|link|symbol)\w+|DCGM_FI_\w+"
-    r"|XPU_TIMER_\w+)\{",
+    r"|XPU_TIMER_\w+|nccl_(?:bus_bandwidth_gbs|p2p_\w+|collectives?_\w+))\{",
     re.M,
 )
 #: Samples held before rows are made: no scrape has so many, a dump of many scrapes has.

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.collectors_ib.helpers import NOW, run_text
 from tests.collectors_ib.test_prometheus import CABLE, T0, T0_NS, matrix, series
+from xtune.collectors import _prometheus_pairs
 from xtune.collectors._prometheus_names import recognise
-from xtune.collectors.prometheus import parse_pairs
+from xtune.collectors._prometheus_pairs import parse_pairs
 from xtune.collectors.prometheus_text import parse_labels
 
 NAME = "node_infiniband_link_downed_total"
@@ -180,6 +181,25 @@ def test_histograms_in_a_response_are_named(tmp_path: Path) -> None:
         result = run_text("prometheus", tmp_path, matrix(*order))
         assert [r["link_downed"] for r in result.counters] == [1, 2]
         assert result.rejects == [] and result.unknown == {"request_seconds": 1}
+
+
+@pytest.mark.parametrize("size", [100, 777, 5000])
+def test_long_series_are_read_in_stretches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    labels = {"device": "mlx5_0", "port": "1", "instance": "n:9100"}
+    late = [None] * 150 + list(range(250))
+    text = matrix(
+        series(NAME, labels, *range(400)),
+        series("node_infiniband_symbol_error_total", labels, *late),
+        series("node_infiniband_rate_bytes_per_second", labels, *[5e10] * 400),
+    )
+    whole = run_text("prometheus", tmp_path, text)
+    monkeypatch.setattr(_prometheus_pairs, "_SLICE_BYTES", size)
+    for form in (text, text.replace(", ", ",")):
+        parts = run_text("prometheus", tmp_path, form)
+        assert parts.counters == whole.counters and len(parts.counters) == 400
+        assert parts.rejects == []
 
 
 _NUMBERS = st.one_of(
