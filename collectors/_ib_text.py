@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Iterator
 
 from xtune.collectors._base import Reject, Source
+from xtune.collectors._textlines import Rejects
 
 #: No line of these formats comes near; a file without line ends must not fill the memory.
 MAX_LINE_BYTES = 1 << 20
 
 
-def read_lines(source: Source, damage: list[Reject]) -> Iterator[tuple[int, str]]:
+def read_lines(source: Source, damage: list[Reject] | Rejects) -> Iterator[tuple[int, str]]:
     """Yield ``(line number, line without its end)``; undecodable bytes become U+FFFD.
 
     Args:

@@ -18,6 +18,7 @@ from xtune.collectors._ib import (
     xmit_wait_tick,
 )
 from xtune.collectors._ib_text import clip, read_lines
+from xtune.collectors._textlines import Rejects
 
 _SENTINELS = frozenset({"", "-1", "na", "n/a", "0xfffffffffffffffe"})
 
@@ -99,7 +100,7 @@ def number(text: str | None) -> int | None:
     return value if value <= U64_MAX else None
 
 
-def read_sections(source: Source, damage: list[Reject]) -> Iterator[Record]:
+def read_sections(source: Source, damage: Rejects) -> Iterator[Record]:
     """Yield the rows of every section, in the order of the file.
 
     Args:

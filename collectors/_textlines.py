@@ -14,6 +14,34 @@ LINE_LIMIT = 1 << 22
 READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
+class Rejects:
+    """The first of many rejects that wait for the end of an input, and how many more there were.
+
+    Without a limit a large file of another format, forced through a collector with ``--kind``,
+    would fill the memory with them.
+    """
+
+    def __init__(self, limit: int = 1000) -> None:
+        self._limit = limit
+        self._kept: list[Reject] = []
+        self._more = 0
+
+    def append(self, reject: Reject) -> None:
+        """Keep one, if there is room, else count it."""
+        if len(self._kept) < self._limit:
+            self._kept.append(reject)
+        else:
+            self._more += 1
+
+    def __len__(self) -> int:
+        return len(self._kept) + self._more
+
+    def __iter__(self) -> Iterator[Reject]:
+        yield from self._kept
+        if self._more:
+            yield Reject("after them", f"{self._more} more pieces that could not be read")
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line without its end.

@@ -30,6 +30,7 @@ from xtune.collectors._ibdiagnet_csv import (
     read_sections,
 )
 from xtune.collectors._pma_fields import merge, settle_fields
+from xtune.collectors._textlines import Rejects
 
 _PAUSE_S = 1.0
 _IDENTITY = {"NodeGUID", "PortGUID", "PortNumber"}
@@ -180,7 +181,7 @@ class Ibdiagnet(Collector):
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield ``ports``, ``link_counters``, ``link_signal`` and ``topology_links``."""
-        damage: list[Reject] = []
+        damage = Rejects()
         fabric, topology = Fabric(), Topology()
         rows: Counter[str] = Counter()
         links: list[Record] = []
@@ -202,7 +203,7 @@ class Ibdiagnet(Collector):
         counted = _Counters(fabric, ts, context)
         signal = RowBuffer("link_signal", context)
         if rows["PM_INFO"] or rows["PM_DELTA"] or rows["CABLE_INFO"]:
-            for record in read_sections(source, []):
+            for record in read_sections(source, Rejects()):
                 if record.section in ("PM_INFO", "PM_DELTA"):
                     yield from counted.add(record)
                 elif record.section == "CABLE_INFO":

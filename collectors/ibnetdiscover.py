@@ -43,19 +43,20 @@ class Ibnetdiscover(Collector):
         """Yield ``ports`` and ``topology_links``, each direction once."""
         reading = Reading()
         damage: list[Reject] = []
-        rejected: list[Reject] = []
+        rejected: Reject | None = None
         last = 0
         for number, line in read_lines(source, damage):
             last = number
             wrong = reading.take(line)
             if wrong:
-                rejected.append(Reject(f"line {number}", f"{wrong}: {clip(line)!r}"))
-        if rejected and rejected[-1].offset == f"line {last}" and reading.understood:
-            cut = rejected.pop()
-            rejected.append(
-                Reject(cut.offset, f"the file seems cut here: {cut.reason}", "discover again")
-            )
-        yield from rejected
+                if rejected is not None:
+                    yield rejected
+                rejected = Reject(f"line {number}", f"{wrong}: {clip(line)!r}")
+        if rejected is not None and rejected.offset == f"line {last}" and reading.understood:
+            reason = f"the file seems cut here: {rejected.reason}"
+            rejected = Reject(rejected.offset, reason, "discover again")
+        if rejected is not None:
+            yield rejected
         yield from damage
         ts = reading.ts
         if ts is None and reading.local_stamp:
@@ -69,7 +70,7 @@ class Ibnetdiscover(Collector):
         yield from reading.rows(ts, context)
         if reading.listed and not reading.understood:
             yield Note("a list of nodes (-l) has no ports and no links", reading.listed)
-        elif not reading.understood and not rejected and not damage:
+        elif not reading.understood and rejected is None and not damage:
             yield Reject("file", "no node and no port in it", "is it ibnetdiscover's output?")
 
 
