@@ -17,6 +17,9 @@ from xtune.collectors._base import Context, Note
 from xtune.collectors._stamps import STAMP, StampReader
 from xtune.collectors._values import natural, real, scaled, text
 
+#: Columns that ``--map`` may name a field for.
+MAPPABLE = ("step", "ts", "split", "run", "loss", "grad_norm", "learning_rate", "tokens",
+            "step_time_s", "skipped")  # fmt: skip
 MEASURES = ("loss", "grad_norm", "learning_rate", "tokens", "step_time_s", "skipped")
 
 _SPLITS = {

@@ -29,6 +29,9 @@ class LossMllog(Collector):
 
     name = "loss_mllog"
     title = "MLPerf training logs (:::MLLOG)"
+    produce = "the result_*.txt of an MLPerf training submission (mlperf_logging.mllog on stdout)"
+    gives = "training and evaluation losses with their time, step where batch and samples are said"
+    lacks = "accuracies of benchmarks whose target is no loss; gradient norm"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a line has the log's mark, after whatever a launcher put before it."""

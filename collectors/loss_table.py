@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._mapping import Mapped
 from xtune.collectors._stamps import StampReader
-from xtune.collectors._steps import Attempts, Plan
+from xtune.collectors._steps import MAPPABLE, Attempts, Plan
 from xtune.collectors._textlines import READ_ERRORS, Line, Lines
 
 _MAX_DOCUMENT = 1 << 28
@@ -27,6 +28,9 @@ class LossTable(Collector):
 
     name = "loss_table"
     title = "loss curves: JSON lines, CSV, Hugging Face trainer_state.json"
+    produce = "trainer_state.json of a Hugging Face checkpoint, or any CSV or JSONL with a step"
+    gives = "the measures whose names are unmistakable, and those that --map names"
+    lacks = "columns whose name could mean another thing, without --map"
 
     def claim(self, path: Path, head: bytes) -> float:
         """High for a trainer's state, middling where the columns have a step and a loss."""
@@ -76,6 +80,7 @@ class _Table:
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._stamps = StampReader(context)
         self._attempts = Attempts()
+        self._mapped = Mapped(context.column_map, MAPPABLE)
         self._useless = 0
         self._left: dict[str, None] = {}
 
@@ -84,6 +89,7 @@ class _Table:
         names = tuple(key for key in record if isinstance(key, str))
         plan = self._plans.get(names)
         if plan is None:
+            self._mapped.see(names)
             plan = Plan.of(names, self._context.column_map)
             if len(self._plans) < 4096:
                 self._plans[names] = plan
@@ -104,6 +110,7 @@ class _Table:
         yield from self._rows.flush()
         yield from self._stamps.notes()
         yield from self._attempts.notes()
+        yield from self._mapped.notes()
         if self._useless:
             names = ", ".join(name[:40] for name in self._left)
             yield Note(

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
 from xtune.collectors._event_proto import event_class
-from xtune.collectors._steps import Measure, Plan, as_column
+from xtune.collectors._mapping import Mapped
+from xtune.collectors._steps import MEASURES, Measure, Plan, as_column
 from xtune.collectors._textlines import READ_ERRORS
 from xtune.collectors._tfrecord import Record, records, valid_header
 from xtune.collectors._values import scaled
@@ -114,6 +115,7 @@ class _Measures:
 
     def __init__(self, context: Context) -> None:
         self._mapping = context.column_map
+        self._mapped = Mapped(context.column_map, MEASURES)
         self._known: dict[str, Measure | None] = {}
         self._by_bytes: dict[bytes, tuple[str, Measure | None]] = {}
         self.found = 0
@@ -123,6 +125,7 @@ class _Measures:
         known = self._by_bytes.get(raw)
         if known is None:
             tag = raw[:1024].decode("utf-8", "replace")
+            self._mapped.see((tag,))
             known = (tag, self._of(tag))
             if len(self._by_bytes) < 10_000 and len(raw) <= 1024:
                 self._by_bytes[raw] = known
@@ -141,6 +144,7 @@ class _Measures:
         return self._known[tag]
 
     def notes(self) -> Iterator[Note]:
+        yield from self._mapped.notes()
         left = [tag for tag, measure in self._known.items() if measure is None]
         if left:
             names = ", ".join(tag[:40] for tag in left[:12]) + (", ..." if left[12:] else "")

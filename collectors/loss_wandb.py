@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._mapping import Mapped
 from xtune.collectors._protowire import BYTES, VARINT, fields
 from xtune.collectors._stamps import StampReader
-from xtune.collectors._steps import Attempts, Plan
+from xtune.collectors._steps import MAPPABLE, Attempts, Plan
 from xtune.collectors._textlines import READ_ERRORS
 from xtune.collectors._values import text
 
@@ -38,6 +39,9 @@ class LossWandb(Collector):
 
     name = "loss_wandb"
     title = "Weights & Biases transaction logs (run-*.wandb)"
+    produce = "wandb/run-*/run-*.wandb, which wandb.init() writes beside the job (also offline)"
+    gives = "every row of the history, with its time and the run's id"
+    lacks = "what a run logged without a step; artefacts, media, system metrics"
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the file has the log's own header."""
@@ -48,6 +52,7 @@ class LossWandb(Collector):
         rows = RowBuffer("steps", context)
         stamps = StampReader(context)
         attempts = Attempts()
+        mapped = Mapped(context.column_map, MAPPABLE)
         run = context.run
         records = found = 0
         for item in _log(source):
@@ -62,6 +67,7 @@ class LossWandb(Collector):
             if history is None:
                 continue
             records += 1
+            mapped.see(history)
             plan = Plan.of(_preferred(history), context.column_map)
             for row in plan.rows(history, context, stamps):
                 found += 1
@@ -71,6 +77,7 @@ class LossWandb(Collector):
         yield from rows.flush()
         yield from stamps.notes()
         yield from attempts.notes()
+        yield from mapped.notes()
         if not found:
             yield Note(f"no loss or other measure of a step in {records} history records")
 

@@ -188,3 +188,12 @@ def test_public_tables(name: str, rows: int) -> None:
     assert COLLECTOR.claim(path, path.read_bytes()) > 0.8
     read = read_path(COLLECTOR, path)
     assert len(read.rows) == rows and not read.rejects
+
+
+def test_mapped_field_that_is_not_there_is_said(tmp_path: Path) -> None:
+    mapping = {"loss": "train/ce", "grad_norm": "gnorm", "port_xmit_data": "tx"}
+    data = b'{"step": 1, "train/ce": 2.5}\n{"step": 2, "train/ce": 2.25, "loss": 9.0}\n'
+    read = read_bytes(COLLECTOR, data, tmp_path, ctx=context(column_map=mapping))
+    assert [some(r, "step", "loss") for r in read.rows] == [(1, 2.5), (2, 2.25)]
+    (note,) = read.notes
+    assert "'gnorm'" in note.text and "grad_norm" in note.text

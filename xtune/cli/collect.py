@@ -229,6 +229,7 @@ def _context(
     from zoneinfo import ZoneInfo
 
     from xtune.collectors import Context
+    from xtune.collectors._mapping import unknown_columns
 
     if tz is not None:
         try:
@@ -237,6 +238,11 @@ def _context(
             raise UsageError(f"--tz: {tz!r} is not a time zone", "e.g. Europe/Berlin") from error
     if time_from not in (None, "mtime", "name", "now"):
         raise UsageError(f"--time-from: {time_from!r} is not mtime, name or now")
+    column_map = parse_pairs(map_, "--map")
+    if unknown := unknown_columns(column_map):
+        raise UsageError(
+            f"--map: xtune has no column {unknown[0]!r}", "its name stands first: loss=train/loss"
+        )
     return Context(
         host=None if host is None else host.lower(),
         job=job,
@@ -244,7 +250,7 @@ def _context(
         rank=rank,
         tz=tz,
         time_from=time_from,
-        column_map=parse_pairs(map_, "--map"),
+        column_map=column_map,
         labels=parse_pairs(label, "--label"),
         now_ns=time.time_ns,
     )
