@@ -202,3 +202,42 @@ def test_port_guid_pci_and_netdev_of_a_live_shape(tmp_path: Path) -> None:
     (port,) = run("ib_sysfs", tmp_path).rows("ports")
     assert port["port_guid"] == "0xb83fd20300da1138"
     assert (port["pci"], port["netdev"]) == ("0000:18:00.0", "ibs1")
+
+
+@pytest.mark.parametrize(
+    ("device", "hw_counters", "column", "value"),
+    [
+        ("rocep42s0", {"RxECNMrkd": 5}, "np_ecn_marked_roce_packets", 5),  # irdma
+        ("rocep42s0", {"Nak Sequence Error": 5}, "packet_seq_err", 5),
+        ("bnxt_re0", {"rx_cnp_pkts": 5}, "rp_cnp_handled", 5),
+        ("bnxt_re0", {"oos_drop_count": 5}, "out_of_sequence", 5),
+    ],
+)
+def test_congestion_counters_of_other_drivers(
+    tmp_path: Path, device: str, hw_counters: dict[str, object], column: str, value: int
+) -> None:
+    port_tree(tmp_path, device, counters=WORDS, hw_counters=hw_counters)
+    (row,) = run("ib_sysfs", tmp_path).counters
+    assert (row[column], row["extra"]) == (value, hw_counters)
+    assert (row["port_xmit_data"], row["data_unit_bytes"]) == (1000, 4)
+
+
+@pytest.mark.parametrize(
+    ("device", "sent", "packets"),
+    [
+        ("rdmap16s27", "tx_bytes", "tx_pkts"),  # efa
+        ("erdma_0", "hw_tx_bytes_cnt", "hw_tx_packets_cnt"),
+        ("erdma_0", "tx_bytes_cnt", "tx_packets_cnt"),
+    ],
+)
+def test_traffic_that_a_driver_counts_in_bytes(
+    tmp_path: Path, device: str, sent: str, packets: str
+) -> None:
+    port_tree(tmp_path, device, hw_counters={sent: 2**34, packets: 7})
+    (row,) = run("ib_sysfs", tmp_path).counters
+    assert (row["port_xmit_data"], row["data_unit_bytes"]) == (2**34, 1)
+    assert (row["port_xmit_packets"], row["saturated"]) == (7, [])
+    # Beside words of their own such names mean something else.
+    port_tree(tmp_path, "bnxt_re0", counters=WORDS, hw_counters={sent: 9})
+    first = run("ib_sysfs", tmp_path).counters[0]
+    assert (first["port_xmit_data"], first["data_unit_bytes"]) == (1000, 4)
