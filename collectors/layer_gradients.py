@@ -108,10 +108,16 @@ def _rows(
             "layer": text(layer),
             "depth": _share(depth),
             "elements": natural(elements),
-            "norm": real(norm),
+            "norm": _length(norm),
             "density": _share(density),
             "extra": dict(extra),
         }
+
+
+def _length(value: Any) -> float | None:
+    """A norm, NaN and infinity included; one below zero is none."""
+    number = real(value)
+    return None if number is not None and number < 0 else number
 
 
 def _share(value: Any) -> float | None:
