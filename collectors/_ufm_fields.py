@@ -55,6 +55,8 @@ _SIGNAL = {
     "effective_ber": "effective_ber",
     "eff_ber": "effective_ber",
     "cableinfo.temperature": "temperature",
+    "cableinfo_temperature": "temperature",
+    "cableinfotemperature": "temperature",
     "module_temperature": "temperature",
     "temperature": "temperature",
 }

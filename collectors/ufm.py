@@ -1,4 +1,4 @@
-"""UFM telemetry: the CSV endpoints and the JSON messages of its streaming plugins.
+"""UFM telemetry: its endpoints, CSV or Prometheus text, and JSON of its streaming plugins.
 
 What it assumes: a record's ``timestamp`` is the epoch, in microseconds; ``hist0`` and on are
 codewords by corrected symbols (``hist0_u_count`` is not); data is in bytes under ``Infiniband_``
@@ -34,6 +34,8 @@ from xtune.collectors._mlxlink import ber, number
 from xtune.collectors._pma_fields import settle_fields
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import READ_ERRORS, Lines
+from xtune.collectors._ufm_exposition import MARK
+from xtune.collectors._ufm_exposition import records as exposition
 from xtune.collectors._ufm_fields import role
 from xtune.collectors._values import text, whole
 
@@ -248,7 +250,7 @@ class Ufm(Collector):
     """Reads records one at a time; keeps which ports it has seen."""
 
     name = "ufm"
-    title = "UFM telemetry: CSV endpoints and JSON messages, counters and signal of a fabric"
+    title = "UFM telemetry (CSV, Prometheus text, JSON): counters and signal of a fabric"
     produce = (
         "curl -s http://UFM:9001/csv/metrics; curl -s http://UFM:9002/csv/xcset/low_freq_debug"
     )
@@ -263,14 +265,19 @@ class Ufm(Collector):
             return 0.95
         if '"node_guid"' in text and '"port_num"' in text and '"timestamp"' in text:
             return 0.95 if "Infiniband_" in text or "Extended" in text else 0.6
-        return 0.0
+        return 0.9 if MARK.search(text) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield ``ports`` (once each), ``link_counters`` and ``link_signal``."""
         rows = _Rows(source, context)
         damage: list[Reject] = []
         head = source.head().decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-        records = self._csv(source, damage) if _HEADER.match(head) else self._json(source, damage)
+        if _HEADER.match(head):
+            records = self._csv(source, damage)
+        elif head[:1] in "{[":
+            records = self._json(source, damage)
+        else:
+            records = self._exposition(source, damage)
         read = 0
         for place, record in records:
             wrong = record if isinstance(record, str) else rows.add(record)
@@ -307,6 +314,13 @@ class Ufm(Collector):
                 yield line.place, f"{len(cells)} cells where the header has {len(header)}"
             else:
                 yield line.place, dict(zip(header, cells, strict=True))
+        damage += lines.rejects
+
+    def _exposition(
+        self, source: Source, damage: list[Reject]
+    ) -> Iterator[tuple[str, dict[str, Any] | str]]:
+        lines = Lines(source)
+        yield from exposition(lines)
         damage += lines.rejects
 
     def _json(

@@ -123,8 +123,32 @@ def test_bad_records_cost_themselves_only(tmp_path: Path) -> None:
     assert len(result.rejects) == 1
 
 
+PROM = f"""\
+# TYPE PortXmitDataExtended counter
+PortXmitDataExtended{{node_guid="{GUID}",port_num="1"}} 2e3 1709652347161
+PortXmitDataExtended{{node_guid="{GUID}",port_num="2"}} 7 1709652347161
+PortXmitWaitExtended{{node_guid="{GUID}",port_num="1"}} 9 1709652347161
+CableInfo_Temperature{{node_guid="{GUID}",port_num="1"}} 55 1709652347161
+other{{a="b"}} 1
+"""
+
+
+def test_prometheus_text(tmp_path: Path) -> None:
+    result = run_text("ufm", tmp_path, PROM)
+    first, second = result.counters
+    assert (first["port_xmit_data"], first["port_xmit_wait"], first["port"]) == (2000, 9, 1)
+    assert (second["port_xmit_data"], second["link"]) == (7, f"{GUID}/2")
+    assert first["ts"] == 1_709_652_347_161_000_000
+    assert result.rows("link_signal")[0]["temperature"] == 55.0
+    assert len(result.rejects) == 1
+    found = claims(tmp_path / "input")
+    assert max(found, key=lambda kind: found[kind]) == "ufm"
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), base=st.sampled_from([CSV, json.dumps({"values": [record(a=1)] * 3})]))
+@given(
+    data=st.data(), base=st.sampled_from([CSV, PROM, json.dumps({"values": [record(a=1)] * 3})])
+)
 def test_damaged_input_never_raises(data: st.DataObject, base: str) -> None:
     raw = bytearray(base.encode())
     for _ in range(data.draw(st.integers(1, 5))):
