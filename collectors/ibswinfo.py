@@ -252,7 +252,8 @@ class Ibswinfo(Collector):
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield a row of ``ports`` and rows of ``link_signal`` a switch."""
         buffers = {name: RowBuffer(name, context) for name in ("ports", "link_signal")}
-        ts, host = fallback_time(source, context), context.host
+        ts = fallback_time(source, context)
+        host = context.host.lower() if context.host else None
         unknown = ""
         lines = Lines(source)
         switches = 0

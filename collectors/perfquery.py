@@ -31,7 +31,8 @@ _LID = re.compile(r"\bLid (\d{1,5})\b")
 _GID = re.compile(r"\bG[iI][dD]:? ([0-9a-fA-F:.]{2,45})")
 _NODE_INFO = re.compile(r"#\s*Node info: Lid (\d{1,5})\b")
 _NODE_GUID = re.compile(
-    r"\b(?:node[ _]?guid|switchguid|caguid)\b[\s=:.\"]{1,40}((?:0x)?[0-9a-f:]{8,23})\b", re.I
+    r"\b(?:node[ _]?guid|switchguid|caguid)\b[\s=:.\"]{1,40}(0x[0-9a-f]{1,16}|[0-9a-f:]{16,23})\b",
+    re.I,
 )
 _NODE_NAME = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-([0-9a-f]{16})"')
 

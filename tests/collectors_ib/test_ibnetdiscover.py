@@ -185,6 +185,59 @@ def test_a_cut_file_keeps_its_good_part_and_says_where(tmp_path: Path) -> None:
     assert reject.offset == f"line {len(cut.splitlines())}" and "cut here" in reject.reason
 
 
+def test_a_file_cut_anywhere_gives_no_other_link_and_no_unplugged_port(tmp_path: Path) -> None:
+    """A cut line of the ports form looks like one of a port without a cable."""
+    for text in (ports_form(), topology()):
+        whole = run_text("ibnetdiscover", tmp_path, text)
+        known = {**seen(whole)}
+        unplugged = {(r["link"]) for r in whole.rows("ports") if r["rate_gbps"] is None}
+        for cut in range(len(text) // 2, len(text), 5):
+            result = run_text("ibnetdiscover", tmp_path, text[:cut])
+            for end, (far, port, _) in seen(result).items():
+                assert known[end][:2] == (far, port)
+            bare = {r["link"] for r in result.rows("ports") if r["rate_gbps"] is None}
+            assert bare <= unplugged, text[cut - 60 : cut]
+
+
+def test_full_and_grouped_forms_are_the_same_fabric(tmp_path: Path) -> None:
+    full = topology().replace("4xNDR\n", "4xNDR s=4 w=2 v=8\n")
+    grouped = topology().replace("[9]\t", "[9][ext 4]\t")
+    grouped = grouped.replace("vendid=", "# Spine Nodes\nvendid=", 1)
+    grouped = "Chassis 1 (guid 0xa1)\n\n" + grouped + "\nNon-Chassis Nodes\n"
+    for text in (full, grouped):
+        result = run_text("ibnetdiscover", tmp_path, text)
+        assert seen(result) == expected() and not result.rejects
+
+
+def test_lids_are_kept(tmp_path: Path) -> None:
+    for text in (topology(), ports_form()):
+        ports = run_text("ibnetdiscover", tmp_path, text).rows("ports")
+        found = {r["link"]: r["extra"].get("lid") for r in ports}
+        assert all(found.values())
+    text = block(HOSTS[0]) + block(LEAF1)
+    rows = run_text("ibnetdiscover", tmp_path, text).rows("ports")
+    by_node = {r["node_guid"]: r["extra"].get("lid") for r in rows}
+    assert by_node[f"0x{HOSTS[0]}"] == "9" and by_node[f"0x{LEAF1}"] == "4"
+
+
+def test_ports_behind_a_damaged_header_are_nobodys(tmp_path: Path) -> None:
+    broken = block(LEAF2).replace(f'"S-{LEAF2}"', '"S-00')
+    result = run_text("ibnetdiscover", tmp_path, block(LEAF1) + broken)
+    assert not any(f"0x{LEAF2}" in end for end, _ in result.links)
+    assert all(r["src_guid"] != f"0x{LEAF1}" or r["src_port"] <= 4 for r in result.links.values())
+    assert len(result.rejects) == 1 + 4  # the header, and its four ports
+
+
+def test_a_list_of_nodes_is_no_topology(tmp_path: Path) -> None:
+    text = (
+        f'Switch\t : 0x{LEAF1} ports 64 devid 0xd2f2 vendid 0x2c9 "leaf"\n'
+        f'Ca\t : 0x{HOSTS[0]} ports 1 devid 0x1021 vendid 0x2c9 "h1 mlx5_0"\n'
+    )
+    result = run_text("ibnetdiscover", tmp_path, text)
+    assert not result.tables and not result.rejects
+    assert result.notes == {"a list of nodes (-l) has no ports and no links": 2}
+
+
 def test_ends_that_disagree_are_kept_and_said(tmp_path: Path) -> None:
     text = (
         f"SW     1  9 0x{SPINE1} 4x NDR - SW     2  1 0x{LEAF1} ( 'a' - 'b' )\n"
