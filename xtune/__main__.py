@@ -1,7 +1,17 @@
-"""``python -m xtune``."""
+"""``python -m xtune``, and the ``xtune`` command."""
 
 import sys
 
-from xtune.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; an interrupt while it still loads is one line too."""
+    try:
+        from xtune.cli import main as run
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
