@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -285,3 +287,32 @@ def test_public_traces_alike_by_both_ways(tmp_path: Path) -> None:
         with scanner(run=3000):
             assert read_path(COLLECTOR, small) == expected
     assert INFO
+
+
+_PEAK = """
+import sys
+from pathlib import Path
+from xtune.collectors._base import Context, Source
+from xtune.collectors.kineto import COLLECTOR
+for _ in COLLECTOR.read(Source(Path(sys.argv[1]), "t"), Context(now_ns=lambda: 0)):
+    pass
+status = Path("/proc/self/status").read_text()
+print(int(status.partition("VmHWM:")[2].split()[0]) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    """Of what is of no use nothing is held, whether the file is packed or not."""
+    events = [x("aten::add", "cpu_op", 5.0, 1.0, {"note": "n" * 400})] * 2000
+    body = json.dumps(events)[1:-1].encode()
+    peaks = []
+    for copies in (1, 60):
+        path = tmp_path / f"{copies}.json.gz"
+        with gzip.open(path, "wb", compresslevel=1) as stream:
+            stream.write(b'{"traceEvents":[' + b",".join([body] * copies) + b"]}")
+        done = subprocess.run(
+            [sys.executable, "-c", _PEAK, str(path)], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(done.stdout))
+    assert peaks[1] < peaks[0] + 20 and peaks[1] < 300

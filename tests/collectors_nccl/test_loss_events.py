@@ -410,3 +410,11 @@ def test_records_do_not_depend_on_how_the_stream_gives_them(
     found = list(records(Trickle(data)))
     assert [r.data for r in found if isinstance(r, Record)] == contents
     assert len(found) == len(contents)
+
+
+def test_each_row_of_a_long_history(tmp_path: Path) -> None:
+    """No sample of it: all rows, and NaN, which the library writes as text, stays NaN."""
+    rows = [history(n, loss="NaN" if n % 100 == 7 else n / 8) for n in range(1500)]
+    read = read_bytes(WANDB, wandb_log(RUN, *rows), tmp_path)
+    assert [r["step"] for r in read.rows] == list(range(1500))
+    assert sum(math.isnan(r["loss"]) for r in read.rows) == 15

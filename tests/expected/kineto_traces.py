@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.expected._expected import Expected
 
-_KERNELS = """zcat | jq '[.traceEvents[]|select(.cat=="kernel")|select(.name|test("nccl"))]|length'"""
+_KERNELS = (
+    """zcat | jq '[.traceEvents[]|select(.cat=="kernel")|select(.name|test("nccl"))]|length'"""
+)
 _CALLS = (
     """zcat | jq '[.traceEvents[]|select(.cat=="user_annotation")|select(.name|test("^nccl:"))]"""
     "|length': no kernel of theirs is in the trace"
