@@ -224,7 +224,7 @@ def _rates(table: Table, facts: Sequence[PortFacts | None]) -> pa.Array:
             moving[index] = fact.rates
     rates = np.array([np.nan if v is None else v for v in single], np.float64)[table.group]
     for index, steps in moving.items():
-        rows = np.flatnonzero(table.group == index)
+        rows = slice(*np.searchsorted(table.group, [index, index + 1]).tolist())
         found = [steps.at(ts) for ts in table.ts[rows].tolist()]
         rates[rows] = [np.nan if rate is None else rate for rate in found]
     return pa.array(rates, pa.float64(), mask=np.isnan(rates))

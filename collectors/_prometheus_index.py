@@ -126,8 +126,11 @@ def _values_end(data: mmap.mmap, start: int, *, single: bool) -> tuple[int, bool
         if pair:
             return pair.end(), True
     elif data[start : start + 2] == b"[[":
-        end = data.find(b"]]", start) + 2
-        if end > 1 and data.find(b'"metric"', start, end) < 0 and _tidy(data, start, end):
+        # The next series first: among many that are cut, looking for the end of each to the
+        # end of the file would never be done.
+        following = data.find(b'"metric"', start)
+        end = data.find(b"]]", start, following if following > 0 else len(data)) + 2
+        if end > 1 and _tidy(data, start, end):
             return end, True
     pairs = None if single else _PAIRS.match(data, start)
     if pairs:

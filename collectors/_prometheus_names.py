@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
+from functools import lru_cache
 
 from xtune.collectors._ib import U64_MAX
 
@@ -160,19 +160,39 @@ DCGM_1 = {
     "dcgm_fi_prof_nvlink_tx_bytes": "DCGM_FI_PROF_NVLINK_TX_BYTES",
     "dcgm_fi_prof_nvlink_rx_bytes": "DCGM_FI_PROF_NVLINK_RX_BYTES",
 }
-_LONGEST = 200
+_TREYDOCK_COUNTERS = {
+    "transmit_data_bytes": "port_xmit_data",
+    "receive_data_bytes": "port_rcv_data",
+    "transmit_packets": "port_xmit_packets",
+    "receive_packets": "port_rcv_packets",
+    "unicast_transmit_packets": "unicast_xmit_packets",
+    "unicast_receive_packets": "unicast_rcv_packets",
+    "multicast_transmit_packets": "multicast_xmit_packets",
+    "multicast_receive_packets": "multicast_rcv_packets",
+    "symbol_error": "symbol_error",
+    "link_error_recovery": "link_error_recovery",
+    "link_downed": "link_downed",
+    "receive_errors": "port_rcv_errors",
+    "receive_remote_physical_errors": "port_rcv_remote_physical_errors",
+    "receive_switch_relay_errors": "port_rcv_switch_relay_errors",
+    "transmit_discards": "port_xmit_discards",
+    "transmit_constraint_errors": "port_xmit_constraint_errors",
+    "receive_constraint_errors": "port_rcv_constraint_errors",
+    "local_link_integrity_errors": "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors": "excessive_buffer_overrun_errors",
+    "vl15_dropped": "VL15_dropped",
+    "transmit_wait": "port_xmit_wait",
+    "qp1_dropped": "qp1_dropped",
+    "local_physical_errors": "port_local_physical_errors",
+    "malformed_packet_errors": "port_malformed_packet_errors",
+    "buffer_overrun_errors": "port_buffer_overrun_errors",
+    "dli_mapping_errors": "port_dlid_mapping_errors",
+    "vl_mapping_errors": "port_vl_mapping_errors",
+    "looping_errors": "port_looping_errors",
+}
 
 
-def _treydock_name(rest: str) -> str:
-    """``transmit_data_bytes`` -> ``port_xmit_data``, by the same words in the same order."""
-    name = rest.replace("transmit", "xmit").replace("receive", "rcv").removesuffix("_bytes")
-    bare = {"vl15_dropped": "VL15_dropped"}
-    if re.match(r"(symbol_error|link_|local_link_|excessive_|qp1_|unicast_|multicast_)", name):
-        return name
-    return bare.get(name, f"port_{name}")
-
-
-@cache
+@lru_cache(4096)
 def _ports(metric: str) -> tuple[str, str] | None:
     if metric.startswith("node_infiniband_"):
         rest = metric.removeprefix("node_infiniband_")
@@ -186,7 +206,8 @@ def _ports(metric: str) -> tuple[str, str] | None:
         if gauge:
             return TREYDOCK, gauge
         counter = re.fullmatch(r"port_(\w+)_total", match[1])
-        return (TREYDOCK, _treydock_name(counter[1])) if counter else None
+        known = _TREYDOCK_COUNTERS.get(counter[1]) if counter else None
+        return (TREYDOCK, known) if known else None
     if metric in ("infiniband_speed", "infiniband_width"):
         return GUILBAULTS, metric.removeprefix("infiniband_")
     # Clients before OpenMetrics do not add ``_total``.
@@ -200,7 +221,7 @@ def recognise(metric: str) -> tuple[str, str] | None:
     The meaning is a kernel counter name or a gauge of a port; else the metric's own name.
     """
     if metric.startswith(("node_infiniband_", "infiniband_")):
-        return _ports(metric) if len(metric) <= _LONGEST else None
+        return _ports(metric) if len(metric) <= 200 else None
     if metric.startswith(("DCGM_FI_DEV_", "DCGM_FI_PROF_")):
         return DCGM, metric
     if metric.startswith("dcgm_"):
