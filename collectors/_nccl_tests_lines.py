@@ -84,18 +84,9 @@ def split(words: str, layout: Layout) -> Cells:
     cells.halves = [_named(half, layout) for half in halves]
     more = " ".join(rest[width * layout.halves :])
     cells.stamp = more if _STAMP.fullmatch(more) else None
-    missing = [half for half, named in zip(halves, cells.halves, strict=True) if named is None]
-    cells.whole = (
-        missing in ([], [[]])
-        and len(missing) < len(halves)
-        and more
-        in {
-            "",
-            cells.stamp,
-        }
-    )
-    if missing == [[]] and not cells.halves[1]:
-        cells.whole = False  # the second half is still to come
+    good = [half is not None for half in cells.halves]
+    replay = len(halves) == 2 and not halves[0] and good[1]
+    cells.whole = (all(good) or replay) and more in {"", cells.stamp}
     return cells
 
 

@@ -48,8 +48,10 @@ def figure(printed: Any) -> Figure | None:
         # Numbers of a JSON file have six decimals (printf %lf, std::to_string).
         value = real(printed)
         return Figure(value, 5e-7) if value is not None and math.isfinite(value) else None
+    if not isinstance(printed, str) or len(printed) > 32:
+        return None
     value = real(printed)
-    if value is None or not math.isfinite(value) or not isinstance(printed, str):
+    if value is None or not math.isfinite(value):
         return None
     mantissa, _, exponent = printed.strip().lower().partition("e")
     decimals = len(mantissa.partition(".")[2])

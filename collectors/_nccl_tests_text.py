@@ -36,7 +36,7 @@ from xtune.collectors._textlines import Line, Lines
 HEADER = re.compile(r"#\s+(size\s+count|bytes\s+N)\s+type\b")
 
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+"
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+"
 )
 _START = re.compile(r"# Collective test starting: (\S+)")
 _OPTIONS = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes\s+\d+\s+maxBytes\s+\d+(.*)")

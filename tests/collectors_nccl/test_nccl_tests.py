@@ -224,6 +224,15 @@ def test_older_table_without_root_with_error_and_device_lines_without_group(
     assert read.rows[1]["extra"]["max_error"] == "2e-07"
 
 
+def test_table_of_one_half(tmp_path: Path) -> None:
+    head = "#  size  count  type  redop  time  algbw  busbw  #wrong\n"
+    good = "  1048576  262144  float  sum  165.33  6.34  6.34  0\n"
+    start = log("all_reduce_perf", 2).replace(HEAD, head)
+    read = of(start + good + good[:40] + "\n", tmp_path)
+    assert [some(row, "op", "duration_ns") for row in read.rows] == [("all_reduce", 165_330)]
+    assert "in_place" not in read.rows[0]["extra"] and len(read.rejects) == 1
+
+
 def test_first_version_prints_milliseconds(tmp_path: Path) -> None:
     text = (
         "# NCCL Tests compiled with NCCL 2.0\n# Using devices\n"
@@ -279,6 +288,13 @@ def test_cut_device_list_leaves_the_ranks_unknown(tmp_path: Path) -> None:
     )
     read = of(text, tmp_path)
     assert [row["comm_size"] for row in read.rows] == [None, None] and not read.rejects
+
+
+@pytest.mark.parametrize("of_what", ["Rank  1", "Group  0", "99.00", "1048576", "-1"])
+def test_number_of_thousands_of_digits_costs_itself(tmp_path: Path, of_what: str) -> None:
+    text = log("broadcast_perf", 2, line(1 << 20, (99.0, 98.0), 1.0))
+    digits = re.sub(r"\d", "", of_what.split(".")[0]) + "9" * 5000
+    of(text.replace(of_what, digits), tmp_path)
 
 
 def test_groups_of_equal_size_are_one_communicator_each(tmp_path: Path) -> None:
