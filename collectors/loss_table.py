@@ -82,10 +82,12 @@ class _Table:
         self._attempts = Attempts()
         self._mapped = Mapped(context.column_map, MAPPABLE)
         self._useless = 0
+        self._records = 0
         self._left: dict[str, None] = {}
 
     def add(self, record: Mapping[str, Any]) -> Iterator[Item]:
         """Add the rows of one record; counts it where it has none."""
+        self._records += 1
         names = tuple(key for key in record if isinstance(key, str))
         plan = self._plans.get(names)
         if plan is None:
@@ -111,6 +113,8 @@ class _Table:
         yield from self._stamps.notes()
         yield from self._attempts.notes()
         yield from self._mapped.notes()
+        if not self._records:
+            yield Note("no records in this table")
         if self._useless:
             names = ", ".join(name[:40] for name in self._left)
             yield Note(
