@@ -226,7 +226,7 @@ class Ports:
         """Rate in Gb/s, logical and physical state, by time."""
         rates: dict[int, Any] = {}
         for ts, value in group.gauges.get(RATE, {}).items():
-            rates[ts] = value * 8 / 1e9 if value else None
+            rates[ts] = value * 8 / 1e9 if value and value > 0 else None
         widths = group.gauges.get(WIDTH, {})
         for ts, value in group.gauges.get(SPEED, {}).items():
             lanes, lane = widths.get(ts), _lane(value)

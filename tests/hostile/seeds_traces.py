@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import struct
@@ -86,7 +87,8 @@ def _report(rows: list[tuple[str, dict[str, Any]]]) -> bytes:
     for table, values in rows:
         marks = ", ".join("?" * len(values))
         words = f"INSERT OR REPLACE INTO {table} ({', '.join(values)}) VALUES ({marks})"
-        db.execute(words, tuple(values.values()))
+        with contextlib.suppress(sqlite3.IntegrityError):  # an odd value may be no primary key
+            db.execute(words, tuple(values.values()))
     db.commit()
     data = db.serialize()
     db.close()
