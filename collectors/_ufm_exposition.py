@@ -18,7 +18,8 @@ _LINE = re.compile(r"([A-Za-z_:][\w:.]{0,127})\{(.*)\}\s+(\S{1,40})(?:\s+(\d{1,1
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 #: The line of a port: what tells this from other expositions.
 MARK = re.compile(
-    r'^[A-Za-z_:][\w:.]*\{[^}\n]*node_guid="(?:0x)?[0-9a-fA-F]+"[^}\n]*port_num="\d+"', re.M
+    r'^[A-Za-z_:][\w:.]*\{[^}\n]{0,2000}node_guid="(?:0x)?[0-9a-fA-F]+"[^}\n]{0,2000}port_num="\d+"',
+    re.M,
 )
 #: Ports and times that are held at once; beyond, the oldest is given out as it is.
 _HELD = 65536

@@ -351,6 +351,7 @@ class CountersCsv(Collector):
             )
             return
         table = _Table(source, context)
+        header = ""
         lines = Lines(source)
         for line in lines:
             plain = line.text.strip()
@@ -362,8 +363,10 @@ class CountersCsv(Collector):
             if not plain:
                 continue
             cells = _cells(plain)
-            if has_header and Layout.of(cells, context.column_map) == layout:
-                continue  # the header, once or again
+            if has_header and not header and Layout.of(cells, context.column_map) == layout:
+                header = plain
+            if header and plain == header:
+                continue  # once, or again where tables were appended
             if len(cells) != len(layout.columns):
                 width = len(layout.columns)
                 yield Reject(line.place, f"{len(cells)} cells under {width} columns")
