@@ -14,7 +14,7 @@ from xtune.pipelines._state import RawRecord, State
 
 _PORTS = """
     SELECT host, device, port, node_guid, link, node_description, rate_gbps, width, link_layer,
-        device_family, max(ts) AS seen
+        device_family, epoch_ns(max(ts)) AS seen
     FROM {} GROUP BY ALL
     ORDER BY seen NULLS FIRST, link, host, device, port, node_guid, node_description, rate_gbps,
         width, link_layer, device_family

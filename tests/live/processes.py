@@ -39,8 +39,9 @@ def work():
         Lake.open(Path(lake), create=True), [path], context=Context(now_ns=time.time_ns),
         flush_s=float(flush), say=lambda text: print(text, file=sys.stderr),
     )
-    follow(follower, interval_s=float(interval), status=Status(0.0),
-           duration_s=None if duration == "-" else float(duration))
+    if follow(follower, interval_s=float(interval), status=Status(0.0),
+              duration_s=None if duration == "-" else float(duration)):
+        raise typer.Exit(130)
 """
 # What a user gets: one line for what is wrong, and the exit status.
 TAIL = """
