@@ -135,8 +135,8 @@ def _values_end(data: mmap.mmap, start: int, *, single: bool) -> tuple[int, bool
     pairs = None if single else _PAIRS.match(data, start)
     if pairs:
         return pairs.end(), True
-    following = _START.search(data, start)
-    return (following.start() if following else len(data)), False
+    another = _START.search(data, start)
+    return (another.start() if another else len(data)), False
 
 
 def _tidy(data: mmap.mmap, start: int, end: int) -> bool:

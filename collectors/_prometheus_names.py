@@ -3,6 +3,7 @@
 InfiniBand: node_exporter (``node_infiniband_*``, data multiplied by 4),
 treydock/infiniband_exporter (``infiniband_switch_*``, ``infiniband_hca_*``, multiplied by 4 since
 its issue #33, words before) and guilbaults/infiniband-exporter (``infiniband_*_total``, words).
+Ethernet: node_exporter's ethtool collector (``node_ethtool_*``).
 GPUs: dcgm-exporter (``DCGM_FI_*``, ``dcgm_*`` of its 1.x) and DLRover's xpu_timer
 (``XPU_TIMER_*``). Collectives: xpu_timer and NCCL Inspector (``nccl_*``).
 """
@@ -17,9 +18,12 @@ from xtune.collectors._ib import U64_MAX
 
 NODE, TREYDOCK, GUILBAULTS = "node_exporter", "infiniband_exporter", "infiniband-exporter"
 DCGM, XPU_GPU = "dcgm-exporter", "xpu_timer"
+ETHTOOL = "node_exporter ethtool"
 XPU_COLLECTIVE, INSPECTOR = "xpu_timer collectives", "NCCL Inspector"
 #: Exporters of ports, whose figures are counts but for the gauges below.
 PORTS = frozenset({NODE, TREYDOCK, GUILBAULTS})
+#: Exporters on the host of the ports themselves.
+HOSTS = frozenset({NODE, ETHTOOL})
 GPUS = frozenset({DCGM, XPU_GPU})
 RATE, STATE, INFO, SPEED, WIDTH = "rate", "state", "info", "speed", "width"
 #: Physical state by number; what is at the other end of a cable; the rate of all ports of a node.
@@ -28,7 +32,9 @@ GAUGES = frozenset({RATE, STATE, INFO, SPEED, WIDTH, PHYSICAL, UPLINK, NODE_RATE
 #: Gauges that are labels, with the value 1.
 TOLD = frozenset({INFO, UPLINK})
 #: What to ask a server for, among which :func:`recognise` decides.
-FAMILIES = "node_infiniband_.+|infiniband_.+|DCGM_FI_.+|dcgm_.+|XPU_TIMER_.+|nccl_.+"
+FAMILIES = (
+    "node_infiniband_.+|node_ethtool_.+|infiniband_.+|DCGM_FI_.+|dcgm_.+|XPU_TIMER_.+|nccl_.+"
+)
 
 _NODE_COUNTERS = {
     "port_data_transmitted_bytes_total": "port_xmit_data",
@@ -141,6 +147,8 @@ _INSPECTOR = re.compile(
 )
 
 
+#: Labels with the value 1, or link modes: no counters.
+_ETHTOOL_TEXT = frozenset({"node_ethtool_info", "node_ethtool_"})
 #: The names of dcgm-exporter 1.x (its etc/1.x-compatibility-metrics.csv).
 DCGM_1 = {
     "dcgm_gpu_utilization": "DCGM_FI_DEV_GPU_UTIL",
@@ -222,6 +230,8 @@ def recognise(metric: str) -> tuple[str, str] | None:
     """
     if metric.startswith(("node_infiniband_", "infiniband_")):
         return _ports(metric) if len(metric) <= 200 else None
+    if metric.startswith("node_ethtool_"):
+        return None if metric in _ETHTOOL_TEXT else (ETHTOOL, metric)
     if metric.startswith(("DCGM_FI_DEV_", "DCGM_FI_PROF_")):
         return DCGM, metric
     if metric.startswith("dcgm_"):

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from xtune.collectors._base import Context, Item, Note, Unknown
 from xtune.collectors._prometheus import Group, Names, Ports
 from xtune.collectors._prometheus_collectives import Collectives
+from xtune.collectors._prometheus_ethtool import Ethernet
 from xtune.collectors._prometheus_gpu import DCGM_OWN, XPU_OWN, Gpus, xpu_meaning
 from xtune.collectors._prometheus_names import (
     DCGM,
+    ETHTOOL,
     GPUS,
     NODE_RATE,
     PORTS,
@@ -89,6 +91,7 @@ class Writer:
         self.ports = Ports(context, self.names, unknown)
         self._gpus = Gpus(context)
         self._collectives = Collectives(context)
+        self._ethernet = Ethernet(context)
         self._held: list[Group] = []
 
     def tell(self, exporter: str, meaning: str, labels: Mapping[str, str], value: float) -> bool:
@@ -112,16 +115,22 @@ class Writer:
     def flush(self, place: str) -> Iterator[Item]:
         """Rows of all groups since the last flush."""
         yield from self.ports.flush(place)
+        self._ethernet.unknown = self.ports.unknown
         held, self._held = self._held, []
         for group in held:
-            if group.gauges:
-                to = self._gpus if group.exporter in GPUS else self._collectives
-                yield from to.add(group)
+            if not group.gauges:
+                continue
+            if group.exporter == ETHTOOL:
+                yield from self._ethernet.add(group)
+            elif group.exporter in GPUS:
+                yield from self._gpus.add(group)
+            else:
+                yield from self._collectives.add(group)
 
     def finish(self) -> Iterator[Item]:
         """Yield what is left, and the notes."""
         yield from self.ports.finish()
-        for part in (self._gpus, self._collectives):
+        for part in (self._gpus, self._collectives, self._ethernet):
             yield from part.finish()
         notes = self.ports.notes + self._gpus.notes + self._collectives.notes
         for text, times in notes.items():

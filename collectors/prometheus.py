@@ -26,7 +26,7 @@ from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id
 from xtune.collectors._prometheus import Group
 from xtune.collectors._prometheus_index import SERIES, Index, fill
-from xtune.collectors._prometheus_names import GAUGES, NODE, PORTS, TREYDOCK, count
+from xtune.collectors._prometheus_names import GAUGES, HOSTS, PORTS, TREYDOCK, count
 from xtune.collectors._prometheus_pairs import (
     PAIR,
     Place,
@@ -118,7 +118,7 @@ def _read(data: mmap.mmap, source: Source, context: Context) -> Iterator[Item]:
         yield from _nothing(data)
         return
     nameless = any(
-        key.exporter == NODE and "instance" not in dict(key.labels) for key in index.groups
+        key.exporter in HOSTS and "instance" not in dict(key.labels) for key in index.groups
     )
     if nameless and not context.host:
         writer.ports.unknown = content_id(source)

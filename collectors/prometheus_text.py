@@ -17,7 +17,7 @@ from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
 from xtune.collectors._prometheus import Group
 from xtune.collectors._prometheus_lines import LineBlocks
-from xtune.collectors._prometheus_names import GAUGES, NODE, PORTS, count, recognise
+from xtune.collectors._prometheus_names import GAUGES, HOSTS, PORTS, count, recognise
 from xtune.collectors._prometheus_rows import NOTHING, Key, Others, Writer, key_of, meaning_of
 from xtune.collectors._prometheus_samples import NO_TIME
 
@@ -183,7 +183,7 @@ class _Reading:
     def _flush(self) -> Iterator[Item]:
         ports = self.writer.ports
         nameless = any(
-            group.exporter == NODE and "instance" not in group.labels
+            group.exporter in HOSTS and "instance" not in group.labels
             for _, group in self._groups.values()
         )
         if nameless and not ports.unknown and not self.context.host:

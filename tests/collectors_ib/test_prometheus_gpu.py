@@ -102,6 +102,37 @@ def test_dcgm_of_old(tmp_path: Path) -> None:
     assert max(claims(path), key=claims(path).__getitem__) == "prometheus_text"
 
 
+def test_ethtool_through_node_exporter(tmp_path: Path) -> None:
+    labels = {"device": "eth2", "instance": "N3:9100"}
+    text = lines(
+        labels,
+        node_ethtool_received_bytes_phy="1e+03",
+        node_ethtool_transmitted_bytes_phy=2000,
+        node_ethtool_received_bytes_total=9,
+        node_ethtool_received_prio3_pause_duration=70,
+        node_ethtool_received_prio5_pause_duration=1,
+        node_ethtool_received_discards_phy=4,
+        node_ethtool_info=1,
+    )
+    result = run_text("prometheus_text", tmp_path, text)
+    (row,) = result.counters
+    assert (row["link"], row["host"], row["data_unit_bytes"]) == ("n3/eth2/1", "n3", 1)
+    # RoCE's bytes are those of the port, not the netdev's; pause is the sum over priorities.
+    assert (row["port_xmit_data"], row["port_rcv_data"], row["rx_pause_duration"]) == (
+        2000,
+        1000,
+        71,
+    )
+    assert row["extra"]["rx_bytes"] == 9 and row["extra"]["rx_prio3_pause_duration"] == 70
+    (port,) = result.rows("ports")
+    assert (port["netdev"], port["link_layer"]) == ("eth2", "Ethernet")
+    answer = matrix(series("node_ethtool_received_prio3_pause_duration", labels, 1, 2))
+    assert [r["rx_pause_duration"] for r in run_text("prometheus", tmp_path, answer).counters] == [
+        1,
+        2,
+    ]
+
+
 XPU = {
     "ip": "10.1.1.1",
     "job_name": "job-9",

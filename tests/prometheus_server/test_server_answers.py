@@ -24,7 +24,7 @@ import pytest
 
 from xtune.cli import main
 from xtune.cli._prometheus import open_url, uncovered
-from xtune.collectors._prometheus_http import Server, ServerError
+from xtune.collectors._prometheus_http import Server, ServerError, queries
 from xtune.collectors._prometheus_url import target
 from xtune.errors import UsageError
 from xtune.lake import Lake
@@ -133,6 +133,13 @@ def xtune(cwd: Path, *words: str, **environment: str) -> Done:
 
 
 RANGE = ("--since", "2026-01-01T00:00:00Z", "--until", "2026-01-01T00:10:00Z", "--step", "1s")
+
+
+def test_many_names_are_asked_for_together() -> None:
+    assert list(queries(["a", "b"])) == ["a", "b"]
+    many = list(queries([f"n{i}" for i in range(101)]))
+    assert len(many) == 3 and many[0].startswith('{__name__=~"n0|n1|')
+    assert sum(query.count("|") + 1 for query in many) == 101
 
 
 def test_failures_that_pass_are_tried_again() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtune.cli._common import parse_duration_s, parse_span
 from xtune.collectors import Context, Source
-from xtune.collectors._prometheus_http import MOST_POINTS, Answer, Server, ServerError
+from xtune.collectors._prometheus_http import MOST_POINTS, Answer, Server, ServerError, queries
 from xtune.collectors._prometheus_names import recognise
 from xtune.collectors._prometheus_url import target
 from xtune.collectors.prometheus import COLLECTOR
@@ -243,9 +243,9 @@ class _Reader:
         with tempfile.TemporaryDirectory(prefix="xtune-") as folder:
             path = Path(folder, "answers.json")
             with path.open("w+b") as out:
-                for name in names:
+                for query in queries(names):
                     begin = out.tell()
-                    for text in self.server.range(name, first, last, step_ms, out):
+                    for text in self.server.range(query, first, last, step_ms, out):
                         key = f"the server warned: {self.server.target.hide(text)}"
                         warned[key] = warned.get(key, 0) + 1
                     if out.tell() > begin:
