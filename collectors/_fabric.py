@@ -164,7 +164,8 @@ class Fabric:
         yield from self._problems("ibnetdiscover", output)
         if damaged:
             yield from self._say("ibnetdiscover", f"{damaged} lines could not be read")
-        self.found, self._due, self._discovered_ns = True, False, now
+        self.found, self._discovered_ns = True, now
+        self._due = output.status is None  # cut short: try again
         self._checked = None
         shape = (
             {src: link[:3] for src, link in reading.fabric.links.items()},
@@ -173,7 +174,7 @@ class Fabric:
             reading.ports,
         )
         if output.status is None and self._shape is not None:
-            return  # cut short: no sign of a change
+            return  # what is missing in it is no sign of a change
         changed, self._shape = shape != self._shape, shape
         if not changed:
             return
@@ -251,10 +252,7 @@ class Fabric:
         for node in sorted(failed):
             name = self._topology.fabric.description.get(node, "a node")
             yield from self._say(f"{name} ({node})", "no answer when its counters were read")
-        found = {
-            (self._node_of.get((line.guid, line.port), line.guid), line.port): line
-            for line in checked
-        }
+        found = {(self._node(line), line.port): line for line in checked}
         # A change that discovery has not seen shows in the number of nodes, or in a new one.
         if summary.nodes_checked is not None:
             if self._checked not in (None, summary.nodes_checked):
@@ -287,6 +285,11 @@ class Fabric:
                 )
                 buffer.add(self._row(alone, None, False, summary))
         yield from buffer.flush()
+
+    def _node(self, line: PortLine) -> str:
+        """The node of a port that is known by its own GUID."""
+        own = self._node_of.get((line.guid, line.port))
+        return own or self._topology.switch_of.get(line.guid, line.guid)
 
     def _note(self, text: str) -> Iterator[Note]:
         if ("", text) not in self._said:

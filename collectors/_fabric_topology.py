@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xtune.collectors._base import Context, Item, RowBuffer
+from xtune.collectors._fabric_samples import TOOL_MESSAGE
 from xtune.collectors._ib import family_of, guid, rate_of
 from xtune.collectors._ib_time import parse_utc_stamp
 from xtune.collectors._ib_topology import End, Fabric
@@ -30,6 +31,7 @@ _NAME = re.compile(r'"(.*)"')
 _OWN_LID = re.compile(r"lid (\d{1,5}) lmc \d")
 _FAR_LID = re.compile(r'"\s+lid (\d{1,5})\s')
 _BASE_LID = re.compile(r"port 0 lid (\d{1,5})\b")
+_SWITCH_GUIDS = re.compile(r"switchguid=0x([0-9a-f]{1,16})\(([0-9a-f]{1,16})\)")
 _DEVICE_ID = re.compile(r"devid=0x([0-9a-f]{1,8})")
 LINE = re.compile(
     r"(CA|SW|RT|\?\?)\s+(\d{1,6})\s+(\d{1,3})\s+0x([0-9a-f]{16})\s+(\d{1,2}x|\?\?)\s+(\S+)"
@@ -58,7 +60,9 @@ class Reading:
         ts: Time of the discovery where it is said with a zone.
         local_stamp: The line that gives it without one.
         port_guids: Adapter ports known by their port's GUID only.
+        switch_of: Node GUID of a switch by the GUID of its port 0, which may differ.
         listed: Nodes of the list form, which has no ports.
+        messages: Lines of the tool's error stream.
         understood: Lines that told something.
     """
 
@@ -70,7 +74,8 @@ class Reading:
         self.ts: int | None = None
         self.local_stamp = ""
         self.port_guids = 0
-        self.listed = 0
+        self.switch_of: dict[str, str] = {}
+        self.listed = self.messages = 0
         self.understood = 0
         self._node: str | None = None
         self._device: int | None = None
@@ -84,6 +89,12 @@ class Reading:
             if "timestamp" in text:
                 self.ts = parse_utc_stamp(text)
             return None
+        if TOOL_MESSAGE.match(text):
+            self.messages += 1
+            return None
+        guids = _SWITCH_GUIDS.match(text)
+        if guids and (node := guid(guids[1])) and (port := guid(guids[2])):
+            self.switch_of[port] = node
         device = _DEVICE_ID.match(text)
         if device:
             self._node, self._device = None, int(device[1], 16)

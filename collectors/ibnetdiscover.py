@@ -67,6 +67,8 @@ class Ibnetdiscover(Collector):
             ts = fallback_time(source, context)
         if reading.port_guids:
             yield Note("adapter port known by its port GUID only (-p)", reading.port_guids)
+        if reading.messages:
+            yield Note("message of the tool between the lines", reading.messages)
         yield from reading.rows(ts, context)
         if reading.listed and not reading.understood:
             yield Note("a list of nodes (-l) has no ports and no links", reading.listed)

@@ -127,7 +127,7 @@ class _Reading:
         self._guids: dict[int, str] = {}
         self._named: str | None = None
         self._info_lid: int | None = None
-        self.blocks = self._aggregates = self._messages = self._other = self._blanks = 0
+        self.blocks = self._aggregates = self.messages = self._other = self._blanks = 0
 
     def take(self, line: Line) -> Iterator[Item]:
         """Take any line."""
@@ -142,7 +142,7 @@ class _Reading:
             self._block = _Block(header, self._node_of(header[2]), line)
             return
         if TOOL_MESSAGE.match(text):
-            self._messages += 1
+            self.messages += 1
             return
         value = _VALUE.fullmatch(text)
         if value and self._block is not None:
@@ -215,7 +215,7 @@ class _Reading:
         yield from self.clock.notes()
         for text, count in (
             ("sum over all ports (port 255): left out", self._aggregates),
-            ("message of the tool between the counters", self._messages),
+            ("message of the tool between the counters", self.messages),
             ("value that is no number: null", self._blanks),
             ("line that is neither a header nor a counter", self._other),
         ):
@@ -233,8 +233,11 @@ class Perfquery(Collector):
     lacks = "times, links; node GUIDs (only LIDs) without smpquery nodeinfo"
 
     def claim(self, path: Path, head: bytes) -> float:
-        """Certain where the head has a block's header line."""
-        return 0.95 if _HEADER_HEAD.search(head.decode("utf-8", "replace")) else 0.0
+        """Certain where the head has a block's header line; plausible for its errors alone."""
+        text = head.decode("utf-8", "replace")
+        if _HEADER_HEAD.search(text):
+            return 0.95
+        return 0.6 if re.search(r"^(\S*/)?perfquery: iberror: ", text, re.M) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield ``link_counters``, one row a port and sample."""
@@ -244,7 +247,7 @@ class Perfquery(Collector):
             yield from reading.take(line)
         yield from reading.finish()
         yield from lines.rejects
-        if not reading.blocks:
+        if not reading.blocks and not reading.messages:
             yield Reject("file", "no block of counters in it", "is it perfquery's output?")
 
 

@@ -284,3 +284,13 @@ def test_claims(tmp_path: Path) -> None:
         assert max(claims(path).items(), key=lambda c: c[1]) == ("ibnetdiscover", 0.95)
     path.write_text("SW engineers drink 4x coffee\n")
     assert "ibnetdiscover" not in claims(path)
+
+
+def test_messages_of_the_tool_between_the_lines_change_nothing(tmp_path: Path) -> None:
+    noise = "ibwarn: [24] mad_rpc: _do_madrpc failed; dport (DR path slid 0; dlid 0; 0,1,9)\n"
+    noise += "src/query_smp.c:195; umad (DR path slid 0; dlid 0; 0,1 Attr 0x11:0) bad status 110\n"
+    for text in (topology(), ports_form()):
+        lines = text.splitlines(keepends=True)
+        result = run_text("ibnetdiscover", tmp_path, noise + noise.join(lines))
+        assert seen(result) == expected() and not result.rejects
+        assert result.notes["message of the tool between the lines"] == 2 * len(lines)

@@ -344,5 +344,9 @@ def test_it_is_recognised_by_its_header_alone(tmp_path: Path) -> None:
     for text in (block({"PortXmitPkts": 1}), "noise\n" + wide({"PortXmitPkts": 1})):
         path.write_text(text)
         assert max(claims(path).items(), key=lambda c: c[1])[0] == "perfquery"
+    path.write_text("perfquery: iberror: failed: classportinfo query\n")
+    assert max(claims(path).items(), key=lambda c: c[1])[0] == "perfquery"
+    result = read(tmp_path, path.read_text())
+    assert not result.tables and not result.rejects and result.notes
     path.write_text("PortXmitPkts:....................3\n")
     assert "perfquery" not in claims(path)

@@ -248,3 +248,18 @@ def test_no_command_can_clear_a_counter() -> None:
         assert not clearing & set(command)
         assert not any("clear" in word.lower() or "reset" in word.lower() for word in command)
     assert len(tools.asked) == 1 + 4 + 2 * 2
+
+
+def test_without_ibqueryerrors_the_topology_is_kept() -> None:
+    result = read(Tools(data=Output(missing=True), errors=Output(missing=True)))
+    assert len(result.rows("topology_links")) == 2 and not result.counters
+    assert {r.reason for r in result.rejects} == {"not installed"}
+
+
+def test_a_switch_whose_ports_have_another_guid_than_its_node() -> None:
+    other = TOPOLOGY.replace("switchguid=0xa1(a1)", "switchguid=0xa1(a9)")
+    errors = (
+        ERRORS_TEXT + 'Errors for 0xa9 "leaf"\n   GUID 0xa9 port 1: [LinkDownedCounter == 2]\n'
+    )
+    found = rows(read(Tools(discover=said(other), errors=said(errors, status=1))))
+    assert found[f"{SWITCH}/1"]["link_downed"] == 2 and len(found) == 2

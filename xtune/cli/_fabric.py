@@ -121,6 +121,10 @@ def sample_fabric(
     note(f"reading the fabric every {interval_s:g} s {until}")
     try:
         run.run(interval_s, duration_s)
+    except InputError:
+        if stop.asked:  # it ended the first discovery
+            raise typer.Exit(INTERRUPTED) from None
+        raise
     finally:
         status.end()
     if json:
