@@ -14,7 +14,9 @@ from typing import Any
 from xtune.collectors._loss_pairs import Said, dict_line, lightning_line, step_line
 from xtune.collectors._steps import Measure, as_column
 
-_N = r"([-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|nan|inf))"
+# A number that ends at its end: one that another rank's output cuts is none.
+_T = r"([-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|nan|inf))"
+_N = rf"{_T}(?=[\s,|;)]|$)"
 # A name that no other word stands before: "aux loss" is not the loss.
 _NAMED = r"(?:^|[^A-Za-z_/\s-])\s*"
 _IS = r"\s*[:=]?\s*"
@@ -49,7 +51,7 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
             ((rf"\btrain_loss:{_N}", _LOSS), (rf"\bval_loss:{_N}", _VALIDATION)),
         ),
         # nanoGPT: iter 12: loss 3.1, time 45.6ms, mfu 3% / step 12: train loss 3.1, val loss 3.2
-        (r"iter (\d+): (?=loss )", ((rf"\bloss {_N}", _LOSS), (rf"\btime {_N}ms", _TIME_MS))),
+        (r"iter (\d+): (?=loss )", ((rf"\bloss {_N}", _LOSS), (rf"\btime {_T}ms", _TIME_MS))),
         (
             r"step (\d+): (?=train loss )",
             ((rf"\btrain loss {_N}", _LOSS), (rf"\bval loss {_N}", _VALIDATION)),
@@ -71,7 +73,7 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
             (
                 (rf"\bloss:\s*{_N}", _LOSS),
                 (rf"\bgrad_norm:\s*{_N}", _NORM),
-                (rf"\belapsed_time_per_step:\s*{_N}s", _TIME),
+                (rf"\belapsed_time_per_step:\s*{_T}s", _TIME),
             ),
         ),
         # Plain FSDP examples: Batch 12 Loss: 3.1, Speed: 6.1 samples/sec, lr: 0.0001
@@ -111,26 +113,37 @@ WORDS = (b"loss", b"Loss", b"trl:", b"tel:", b"[#log]", b"skipped=")
 
 def match(line: str) -> Said | None:
     """What a line without its end says, by the first form that fits."""
+    return next(iter(all_in(line)), None)
+
+
+def all_in(line: str) -> list[Said]:
+    """All that a line says: where ranks share a pipe, one's line may start within another's."""
     clean = COLOUR.sub("", line)
     if "loss" in clean or "skipped=" in clean:
         said = dict_line(clean) or lightning_line(clean) or step_line(clean)
         if said is not None:
-            return said
+            return [said]
     if "elapsed time per iteration" in clean:
-        return None  # Megatron-LM's
+        return []  # Megatron-LM's
     before = _BEFORE.match(clean)
     starts = {0, before.end() if before else 0}
     for index, (pattern, rest) in enumerate(_FORMS):
         for start in sorted(starts):
             found = pattern.match(clean, start)
-            if found and len(found[1]) < 19:
-                values = _values(rest, clean[found.end() :].strip())
-                if values:
-                    step = int(found[1])
-                    return Said(
-                        before=clean[:start], step=step, values=values, bare=index == _BARE
-                    )
-    return None
+            if found is None or len(found[1]) > 18:
+                continue
+            bare = index == _BARE
+            other = None if bare else pattern.search(clean, found.end())
+            end = other.start() if other else len(clean)
+            part = clean[found.end() : end] + ("\0" if other else "")
+            values = _values(rest, part.strip())
+            more = all_in(clean[end:]) if other else []
+            if values:
+                step = int(found[1])
+                more.insert(0, Said(before=clean[:start], step=step, values=values, bare=bare))
+            if more:
+                return more
+    return []
 
 
 def _values(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer
-from xtune.collectors._loss_forms import COLOUR, WORDS, event, match
+from xtune.collectors._loss_forms import COLOUR, WORDS, all_in, event
 from xtune.collectors._loss_pairs import Said
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._steps import MEASURES, Attempts, Plan
@@ -71,13 +71,13 @@ class LossLines:
             for row in plan.rows(record, self._context, self._stamps):
                 self._add({**row, "ts": self._stamps.last(before)}, None)
             return
-        said = match(text)
-        if said is None or (said.bare and not self._bare):
-            return
-        if not whole:
-            yield Reject(line.place, "loss line without an end: it may be cut")
-            return
-        self._say(said)
+        for said in all_in(text):
+            if said.bare and not self._bare:
+                continue
+            if whole:
+                self._say(said)
+            else:
+                yield Reject(line.place, "loss line without an end: it may be cut")
 
     def _say(self, said: Said) -> None:
         if said.closing:
@@ -131,10 +131,15 @@ class LossLines:
         if any(other["step"] != step for other in self._open.values()):
             self._close()
         held = self._open.get(split)
-        if held is not None and all(_agree(held.get(name), row.get(name)) for name in MEASURES):
-            for name, value in row.items():
-                if held.get(name) is None:
-                    held[name] = value
+        if held is not None and (
+            held.get("loss") is None
+            or row.get("loss") is None
+            or all(_agree(held.get(name), row.get(name)) for name in MEASURES)
+        ):
+            # Where two lines differ in more than the loss, the line with the loss counts.
+            first, second = (held, row) if held.get("loss") is not None else (row, held)
+            said = {name: value for name, value in first.items() if value is not None}
+            self._open[split] = {**second, **said}
             return
         if held is not None:
             self._close()

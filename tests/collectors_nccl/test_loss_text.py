@@ -286,7 +286,8 @@ def test_damage_never_raises_and_good_lines_stay(tmp_path: Path, data: st.DataOb
         odd = bytearray(good.encode())
         for _ in range(data.draw(st.integers(1, 5))):
             odd[data.draw(st.integers(0, len(odd) - 1))] = data.draw(st.integers(0, 255))
-        last = megatron(977) if collector is MEGATRON else "s:977 trl:3.5"
+        last = "977 3.5" if good == "12 3.5" else "s:977 trl:3.5"
+        last = megatron(977) if collector is MEGATRON else last
         content = f"{good}\n".encode() + bytes(odd) + f"\n{last}\n".encode()
         content += data.draw(st.binary(max_size=40))
         collector.claim(tmp_path, content)
@@ -328,6 +329,32 @@ def test_one_rank_counts_where_all_print(tmp_path: Path) -> None:
     # Without a rank before them they are the same line again.
     plain = [line.partition(":")[2] for line in lines]
     assert len(read_lines(tmp_path, TEXT, *plain[:3]).rows) == 1
+
+
+@given(at=st.integers(1, 40))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_ranks_that_share_a_pipe_give_no_wrong_row(tmp_path: Path, at: int) -> None:
+    first, second = (f"step: 1{n}  loss: {n}.12345  grad_norm: {n}.5" for n in (4, 5))
+    read = read_lines(tmp_path, TEXT, first[:at] + second, first[at:] or "rest")
+    truth = {(14, 4.12345, 4.5), (14, 4.12345, None), (15, 5.12345, 5.5)}
+    assert {some(r, "step", "loss", "grad_norm") for r in read.rows} <= truth
+
+
+def test_two_lines_in_one(tmp_path: Path) -> None:
+    line = "step: 14  loss: 4.5  grad_norm: step: 15  loss: 5.5  grad_norm: 0.5"
+    read = read_lines(tmp_path, TEXT, line)
+    assert [some(r, "step", "loss", "grad_norm") for r in read.rows] == [
+        (14, 4.5, None), (15, 5.5, 0.5),
+    ]  # fmt: skip
+
+
+def test_line_with_the_loss_says_the_rest_too(tmp_path: Path) -> None:
+    """DeepSpeed rounds, and prints its learning rate before the trainer does."""
+    lines = [DEEPSPEED + "step=10, skipped=0, lr=[4.9e-05], mom=[(0.9, 0.95)]", *hugging_face(10)]
+    (row,) = read_lines(tmp_path, TEXT, *lines, tz="UTC").rows
+    assert some(row, "step", "loss", "learning_rate", "skipped") == (10, 2.5, 5e-5, 0)
 
 
 def test_restart_with_ranks(tmp_path: Path) -> None:
