@@ -101,7 +101,7 @@ class Collectives:
 
     def _inspector(self, labels: Mapping[str, str], values: Mapping[str, float]) -> dict[str, Any]:
         name = labels.get("collective") or labels.get("p2p_operation") or "unknown"
-        op, ranks = canonical_op(name) or name, small(labels.get("nranks"))
+        op, ranks = canonical_op(name) or name, small(labels.get("nranks")) or None
         plain = {_MEASURE.sub("", k): v for k, v in values.items() if math.isfinite(v)}
         slow = plain.pop("slow_event_exec_time_microseconds", None)
         duration = plain.pop("exec_time_microseconds", None) if slow is None else slow

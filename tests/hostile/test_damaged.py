@@ -9,7 +9,7 @@ import pytest
 from tests.hostile.fuzz import Bench, attempt
 from tests.hostile.seeds import SEEDS
 
-INPUTS = 150
+INPUTS = 100
 
 
 @pytest.mark.parametrize("name", sorted(SEEDS))
