@@ -104,29 +104,28 @@ def sample_fabric(
 
     if interval_s < FASTEST_S:
         raise UsageError("--interval: the fastest for a fabric is 1s")
-    stop = Stop()
-    stop.install()
-    fabric = Fabric(
-        lambda commands: run_side_by_side(commands, stopped=lambda: stop.asked),
-        time.time_ns,
-        context,
-    )
-    sampler = FabricSampler(fabric)
-    status = Status()
     host = context.host or socket.gethostname().lower()
-    run = LiveRun(
-        lake, sampler, context, host=host, place=Path("fabric"), stop=stop, status=status
-    )
+    status = Status()
     until = "until interrupted" if duration_s is None else f"for {duration_s:g} s"
     note(f"reading the fabric every {interval_s:g} s {until}")
-    try:
-        run.run(interval_s, duration_s)
-    except InputError:
-        if stop.asked:  # it ended the first discovery
-            raise typer.Exit(INTERRUPTED) from None
-        raise
-    finally:
-        status.end()
+    with Stop() as stop:
+        fabric = Fabric(
+            lambda commands: run_side_by_side(commands, stopped=lambda: stop.asked),
+            time.time_ns,
+            context,
+        )
+        sampler = FabricSampler(fabric)
+        run = LiveRun(
+            lake, sampler, context, host=host, place=Path("fabric"), stop=stop, status=status
+        )
+        try:
+            run.run(interval_s, duration_s)
+        except InputError:
+            if not stop.asked:
+                raise
+            raise typer.Exit(INTERRUPTED) from None  # it ended the first discovery
+        finally:
+            status.end()
     if json:
         emit_json(
             {
