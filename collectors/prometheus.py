@@ -47,7 +47,7 @@ _EMPTY = (
     rb'"(?:matrix|vector)"\s*,\s*"result"\s*:\s*\[\s*\]\s*\}.*\}'
 )
 #: Rows are made of so many samples, or groups, at once.
-_HELD_SAMPLES = 500_000
+_HELD_SAMPLES = 100_000
 _HELD_GROUPS = 5_000
 _EXACT = 2.0**53
 
@@ -78,7 +78,7 @@ class Prometheus(Collector):
     produce = (
         "xtune collect --kind prometheus --url http://SERVER:9090 --since 2026-01-31T08:00:00Z"
     )
-    gives = "port counters and states, GPU samples, means of collectives, over time"
+    gives = "port counters and states over time, GPU samples, means of collectives"
     lacks = "what the server's scrape interval and doubles leave out"
     version = 2
 

@@ -25,10 +25,10 @@ def prometheus_file(path: Path, size: int) -> int:
     found = [
         series(f"node_infiniband_{name}_total", {**NODE, "device": f"mlx5_{port}"}, *range(300))
         for name in ("link_downed", "symbol_error", "port_transmit_wait")
-        for port in range(60 * size)
+        for port in range(120 * size)
     ]
     path.write_text(matrix(*found))
-    return 60 * size * 300
+    return 120 * size * 300
 
 
 def peak(kind: str, path: Path) -> tuple[int, int]:

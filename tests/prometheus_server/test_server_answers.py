@@ -325,6 +325,19 @@ def test_warnings_of_a_server_are_noted(tmp_path: Path) -> None:
     assert done.returncode == 0 and "store 7 did not answer" in done.stderr
 
 
+def test_range_queries_alone_are_enough(tmp_path: Path) -> None:
+    def script(way: BaseHTTPRequestHandler, path: str, asked: dict[str, str]) -> None:
+        if path.endswith("/query"):
+            send(way, b"not here", 404)
+        else:
+            answer(way, path, asked)
+
+    with serving(script) as (url, _):
+        done = xtune(tmp_path, "--url", url, *RANGE[:4])
+    assert done.returncode == 0 and "too few samples to tell the scrape interval" in done.stderr
+    assert Lake.open(tmp_path / "lake").read("link_counters").num_rows == 41  # 10 min of 15 s
+
+
 def test_flags_that_say_how_to_read_replace(tmp_path: Path) -> None:
     with serving(answer) as (url, _):
         asked = ("--url", url, *RANGE)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FIRST_S = 3600.0  # how far back the first run goes without --since
 UNTOLD_MS = 15_000  # Prometheus's usual scrape interval, where the samples do not tell it
+UNTOLD_SERIES = 100
 #: Samples of all metrics in one window: about 120 MB of answers, on disk.
 WINDOW_SAMPLES = 4_000_000
 FEWEST_POINTS = 10
@@ -120,6 +121,8 @@ def collect_server(
         dry_run=dry_run,
         debug=debug,
     )
+    if not dry_run:
+        lake.sweep()
     until_ms = context.now_ns() // 1_000_000 if asked.until_ms is None else asked.until_ms
     try:
         reader.all(asked, until_ms)
@@ -191,8 +194,13 @@ class _Reader:
         if since_ms > until_ms:
             note(f"{exporter}: nothing new since the last run")
             return
-        step_ms = asked.step_ms or self._interval(exporter, names, since_ms, until_ms)
-        series = self.server.series_count(names, until_ms) or 100
+        interval_ms = self._interval(names, since_ms, until_ms)
+        step_ms = asked.step_ms or interval_ms or UNTOLD_MS
+        if asked.step_ms is None and interval_ms is None:
+            note(f"{exporter}: too few samples to tell the scrape interval: 15 s (--step)")
+        elif interval_ms and step_ms < interval_ms:
+            note(f"{exporter}: scraped every {interval_ms / 1000:g} s: values repeat between")
+        series = self._series(names, until_ms)
         points = max(FEWEST_POINTS, min(MOST_POINTS, WINDOW_SAMPLES // series))
         spans = list(uncovered(since_ms, until_ms, step_ms, covered))
         if not spans:
@@ -214,15 +222,21 @@ class _Reader:
                     continue
                 at = end + step_ms
 
-    def _interval(self, exporter: str, names: list[str], since_ms: int, until_ms: int) -> int:
+    def _interval(self, names: list[str], since_ms: int, until_ms: int) -> int | None:
         """Scrape interval of an exporter, told by one of its counters that has samples."""
         counters = sorted(names, key=lambda name: not name.endswith("_total"))
-        for name in counters[:5]:
-            found = self.server.interval_ms(name, since_ms, until_ms)
-            if found is not None:
-                return found
-        note(f"{exporter}: too few samples to tell the scrape interval: 15 s (--step says else)")
-        return UNTOLD_MS
+        found = (self.server.interval_ms(name, since_ms, until_ms) for name in counters[:5])
+        try:
+            return next((interval for interval in found if interval is not None), None)
+        except ServerError:  # a proxy that lets range queries through alone
+            return None
+
+    def _series(self, names: list[str], at_ms: int) -> int:
+        """Number of series, to size the windows by; a guess where it cannot be told."""
+        try:
+            return self.server.series_count(names, at_ms) or UNTOLD_SERIES
+        except ServerError:
+            return UNTOLD_SERIES
 
     def _covered(self, exporter: str, step_ms: int | None) -> list[tuple[int, int]]:
         """Ranges that the lake has at this step or a finer one, ends excluded."""
