@@ -68,8 +68,9 @@ run.run(interval_s, seconds)
 own = (cpu_s() - began) / run.samples
 paths = [str(p) for p in sorted(tree.rglob("*")) if p.parent.name in ("counters", "hw_counters")]
 began = cpu_s()
-rounds = 50
+rounds = 30
 for _ in range(rounds):
+    time.sleep(interval_s)
     for path in paths:
         with open(path, "rb") as file:
             int(file.read())
@@ -130,7 +131,7 @@ def run() -> list[dict]:
             "better": "lower",
             "value": own,
             "unit": "CPU s a tick",
-            "against": f"open, read, int of the same files: {bare:.5f} s, nothing stored",
+            "against": f"open, read, int of the same files at 10 Hz: {bare:.5f} s, nothing stored",
             "runs": RUNS,
         },
     ]

@@ -65,6 +65,7 @@ def test_rows_wait_while_the_disk_is_full(small_disk: Path, tmp_path: Path) -> N
     assert inspect(Lake.open(lake)).damaged == ()
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_is_one_line_and_loses_nothing_reported(
     small_disk: Path, tmp_path: Path
 ) -> None:

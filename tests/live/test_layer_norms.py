@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.compress.ranks import run
 from tests.live.norms_two_ranks import log
 from xtune.collectors.layer_gradients import COLLECTOR
+from xtune.export import export_policy
 from xtune.policies.layer_norms import LayerNorms, depths, measure
+from xtune.policies.presets import preset
 
 
 def with_gradients(model: nn.Module, *gradients: torch.Tensor | None) -> nn.Module:
@@ -213,3 +217,17 @@ def test_any_values_are_narrowed_or_rejected(data: st.DataObject, tmp_path: Path
     }
     record = {"xtune_layer_gradients": data.draw(value), **record, "density": data.draw(value)}
     read_bytes(COLLECTOR, json.dumps(record).encode(), tmp_path)
+
+
+def test_an_exported_policy_has_the_logger(tmp_path: Path) -> None:
+    export_policy(preset("joint"), tmp_path, "joint")
+    code = (
+        "import torch, xtune_policy_joint as policy; model = torch.nn.Linear(1, 1);"
+        "model(torch.ones(1, 1)).sum().backward();"
+        "norms = policy.LayerNorms(model, 'norms-%r.jsonl', every=1); norms.step(); norms.close();"
+        "assert norms.written == 1 and 'xtune.policies' not in __import__('sys').modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    (path,) = tmp_path.glob("norms-*.jsonl")
+    rows = read_path(COLLECTOR, path).rows
+    assert [(row["layer"], row["norm"]) for row in rows] == [("weight", 1.0), ("bias", 1.0)]

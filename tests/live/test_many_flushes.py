@@ -10,6 +10,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.collectors_ib.helpers import port_tree
 from xtune.cli._live_writer import LiveWriter
 from xtune.collectors import Context
@@ -28,6 +30,7 @@ def xtune(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_flushes_stay_cheap_and_are_compacted(tmp_path: Path) -> None:
     for at in range(2):
         port_tree(

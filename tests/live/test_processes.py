@@ -104,7 +104,8 @@ def test_an_interrupt_while_it_loads_is_one_line(tmp_path: Path) -> None:
         _, said = running.communicate(timeout=60)
         if "init_import_site" in said:
             continue  # Python itself was not up yet
-        assert running.returncode in (0, 130) and "Traceback" not in said, said
+        # Before Python has its handlers the signal simply ends it.
+        assert running.returncode in (0, 130, -signal.SIGINT) and "Traceback" not in said, said
 
 
 WRITER = """
@@ -140,6 +141,7 @@ def test_a_follower_killed_at_any_time(tmp_path: Path) -> None:
     assert inspect(Lake.open(lake)).damaged == ()
 
 
+@pytest.mark.slow
 def test_two_followers_of_one_file(tmp_path: Path) -> None:
     path, lake = tmp_path / "d.jsonl", tmp_path / "lake"
     path.write_bytes(decision(10_000, 300))

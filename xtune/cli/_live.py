@@ -201,23 +201,29 @@ def sample_host(
 
     if interval_s < FASTEST_S:
         raise UsageError("--interval: the fastest is 10ms")
-    stop = Stop()
-    stop.install()
     host = context.host or socket.gethostname().lower()
     if procfs is None and root == Path("/sys"):
         procfs = Path("/proc")
     sampler = open_sampler(root, procfs, host)
     status = Status() if report_s is None else Status(report_s)
-    run = LiveRun(
-        lake, sampler, context, host=host, place=root, stop=stop, status=status, flush_s=flush_s
-    )
     until = "until interrupted" if duration_s is None else f"for {duration_s:g} s"
     note(f"sampling {sampler.ports} ports of {host} every {interval_s:g} s {until}")
-    try:
-        run.run(interval_s, duration_s)
-    finally:
-        status.end()
-        sampler.close()
+    with Stop() as stop:
+        run = LiveRun(
+            lake,
+            sampler,
+            context,
+            host=host,
+            place=root,
+            stop=stop,
+            status=status,
+            flush_s=flush_s,
+        )
+        try:
+            run.run(interval_s, duration_s)
+        finally:
+            status.end()
+            sampler.close()
     _summary(run, sampler.rejected, json)
     if stop.asked:
         raise typer.Exit(INTERRUPTED)

@@ -11,8 +11,6 @@ from xtune.console import note
 if TYPE_CHECKING:
     from xtune.ingest import Follower
 
-FASTEST_S = 0.01
-
 
 def follow(
     follower: Follower,
@@ -35,28 +33,27 @@ def follow(
     Raises:
         LakeError: The lake cannot be written at the end.
     """
-    stop = Stop()
-    stop.install()
     status = status or Status()
     until = "until interrupted" if duration_s is None else f"for {duration_s:g} s"
     note(f"following every {interval_s:g} s {until}")
     began = time.monotonic()
     said = -1
     polls = 0
-    try:
-        while not stop.asked and (duration_s is None or time.monotonic() - began < duration_s):
-            follower.poll()
-            polls += 1
-            if follower.rows != said:
-                said = follower.rows
-                status.show(f"{follower.files} files followed, {said} rows in the lake")
-            # Looks lie at multiples of the interval; one that took longer makes the next late.
-            next_s = began + polls * interval_s
-            polls = max(polls, int((time.monotonic() - began) / interval_s))
-            if duration_s is not None:
-                next_s = min(next_s, began + duration_s)
-            stop.wait(next_s - time.monotonic())
-        follower.finish()
-    finally:
-        status.end()
-    return stop.asked
+    with Stop() as stop:
+        try:
+            while not stop.asked and (duration_s is None or time.monotonic() - began < duration_s):
+                follower.poll()
+                polls += 1
+                if follower.rows != said:
+                    said = follower.rows
+                    status.show(f"{follower.files} files followed, {said} rows in the lake")
+                # Looks lie at multiples of the interval; one that took longer skips some.
+                polls = max(polls, int((time.monotonic() - began) / interval_s))
+                next_s = began + polls * interval_s
+                if duration_s is not None:
+                    next_s = min(next_s, began + duration_s)
+                stop.wait(next_s - time.monotonic())
+            follower.finish()
+        finally:
+            status.end()
+        return stop.asked

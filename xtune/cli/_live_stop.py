@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
 
 from xtune.console import note, visible
 
@@ -16,18 +17,33 @@ REPORT_S = 60.0  # a line in a log, where no terminal shows a status line
 class Stop:
     """Turns an interrupt (Ctrl-C) or SIGTERM into a request, so that no write is torn apart.
 
-    A second one no longer waits for the write that is under way.
+    A second one no longer waits for the write that is under way. A context manager: the signals
+    are taken over inside, where this is the main thread; another cannot.
     """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._before: dict[int, Any] = {}
         self.asked = False
 
     def install(self) -> None:
-        """Take the signals over; only the main thread of a process can."""
+        """Take the signals over."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._take)
-            signal.signal(signal.SIGTERM, self._take)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+
+    def __enter__(self) -> Stop:
+        self.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until somebody asks to stop; whether somebody did."""
