@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from xtune.collectors._base import Reject, Source
 from xtune.collectors._textlines import LINE_LIMIT, READ_ERRORS, Line
 
-BLOCK_BYTES = 1 << 21
+BLOCK_BYTES = 1 << 19
 #: A loop over a block may look so far beyond its end.
 MARGIN = 64
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -50,7 +50,8 @@ class Block:
 class Blocks:
     """Iterates over the blocks of ``source``; ``rejects`` holds what went wrong, once iterated.
 
-    A line that is too long is a block of its own, with its first LINE_LIMIT bytes.
+    A line that is too long is a block of its own, with its first LINE_LIMIT bytes. Who iterates
+    counts lines, and says in ``number`` which is the first of the next block.
     """
 
     def __init__(self, source: Source, size: int = BLOCK_BYTES) -> None:
@@ -58,27 +59,26 @@ class Blocks:
         self._size = size
         self._data = bytearray(LINE_LIMIT + size + MARGIN)
         self._error: Exception | None = None
+        self.number = 1
         self.rejects: list[Reject] = []
 
     def __iter__(self) -> Iterator[Block]:
-        data, number, offset, held = self._data, 1, 0, 0
+        data, offset, held = self._data, 0, 0
         try:
             with self._source.open() as stream:
                 while read := self._fill(stream, held):
                     total = held + read
                     cut = data.rfind(b"\n", 0, total) + 1
                     if cut:
-                        yield Block(number, offset, data, cut)
-                        number += data.count(b"\n", 0, cut)
+                        yield Block(self.number, offset, data, cut)
                         offset += cut
                         data[: total - cut] = data[cut:total]
                     held = total - cut
                     if held >= LINE_LIMIT:
-                        yield Block(number, offset, data, LINE_LIMIT, whole=False)
-                        self.rejects.append(too_long(number, offset))
+                        self.rejects.append(too_long(self.number, offset))
+                        yield Block(self.number, offset, data, LINE_LIMIT, whole=False)
                         skipped, held = self._skip(stream, held)
                         offset += skipped
-                        number += 1
         except READ_ERRORS as error:
             self.rejects.append(
                 Reject(
@@ -89,10 +89,10 @@ class Blocks:
             )
             return
         if held:
-            yield Block(number, offset, data, held, whole=False)
+            yield Block(self.number, offset, data, held, whole=False)
 
     def _fill(self, stream: io.BufferedReader, at: int) -> int:
-        """Read the next bytes to ``at``; how many. Of a cut gzip stream, all that can be undone."""
+        """Read the next bytes to ``at``: of a cut gzip stream, all that can be undone."""
         read = 0
         if self._error is not None:
             raise self._error

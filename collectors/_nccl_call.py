@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from xtune.collectors._base import Context
@@ -28,6 +29,10 @@ from xtune.collectors._values import as_extra, natural
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _NAME = re.compile(r"[A-Z][A-Za-z]+")
+# NCCL prints an operator and a root for every operation; only for these do they mean something.
+# For Send and Recv the root is the other rank.
+_REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,13 @@ class Call:
             dtype=dtype,
             numbered=op not in POINT_TO_POINT,
             factor=None if width is None else size_from_call(op, width, ranks),
-            extra=as_extra({"redop": _named(NCCL_REDOPS, redop) or "user", "root": root}),
+            extra=as_extra(
+                {
+                    "redop": (_named(NCCL_REDOPS, redop) or "user") if op in _REDUCING else None,
+                    "root": root if op in _ROOTED else None,
+                    "peer": root if op in POINT_TO_POINT else None,
+                }
+            ),
         )
 
     def size(self, count: int | None) -> int | None:
@@ -152,8 +163,9 @@ class Choice:
         )
 
 
+@lru_cache(256)
 def operation(name: str) -> str:
-    """xtune's name of an operation; NCCL's own where xtune has none."""
+    """Xtune's name of an operation; NCCL's own where xtune has none."""
     return canonical_op(name) or name
 
 

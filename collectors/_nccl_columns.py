@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from xtune.collectors import _nccl_kernels as kernels
+from xtune.collectors import _nccl_prefix as prefix
+from xtune.collectors import _nccl_settle as settling
 from xtune.collectors._base import Context, Rows, rows_of
+from xtune.collectors._nccl_blocks import MARGIN
 from xtune.collectors._nccl_call import Call, Choice, User
 from xtune.collectors._stamps import StampReader
 
@@ -40,11 +43,26 @@ class Parts:
             for side in (0, 1):
                 pieces = [entry[side] for entry in self._entries]
                 # With room to look beyond the end, as the loops do.
-                made.append(np.frombuffer(b"".join(pieces) + bytes(kernels.MARGIN), np.uint8))
-                made.append(np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
+                made.append(np.frombuffer(b"".join(pieces) + bytes(MARGIN), np.uint8))
+                made.append(np.cumsum([0, *map(len, pieces)], dtype=np.int64))
             made.append(np.array(self._firsts, np.int64))
             self._made = tuple(made)
         return tuple(self._made)
+
+    def places(self) -> tuple[Any, ...]:
+        """As :meth:`arrays`, with addresses of the bytes, valid until a map is added."""
+        keys, key_ends, values, value_ends, firsts = self.arrays()
+        return keys.ctypes.data, key_ends, values.ctypes.data, value_ends, firsts
+
+    def room(self, which: Any) -> tuple[int, int, int]:
+        """Bytes of keys, bytes of values and entries of these maps together."""
+        _, key_ends, _, value_ends, firsts = self.arrays()
+        times = np.bincount(which, minlength=len(self))
+        return (
+            int((np.diff(key_ends[firsts]) * times).sum()),
+            int((np.diff(value_ends[firsts]) * times).sum()),
+            int((np.diff(firsts) * times).sum()),
+        )
 
 
 class Shared:
@@ -106,7 +124,7 @@ def times(items: Any, stamps: StampReader) -> Any:
     if not known.any():
         return None
     seconds = items[:, kernels.SECONDS].copy()
-    local = known == kernels.LOCAL
+    local = known == prefix.LOCAL
     if local.any():
         quarters, which, counts = np.unique(
             seconds[local] // _QUARTER_S, return_inverse=True, return_counts=True
@@ -116,10 +134,10 @@ def times(items: Any, stamps: StampReader) -> Any:
             stamps.local(int(start), int(n)) for start, n in zip(starts, counts, strict=True)
         ]
         seconds[local] += (np.array(placed, np.int64) - starts)[which]
-    unplaced = int((known == kernels.UNPLACED).sum())
+    unplaced = int((known == prefix.UNPLACED).sum())
     if unplaced:
         stamps.unplaced(unplaced)
-    absent = (known == kernels.NO_STAMP) | (known == kernels.UNPLACED)
+    absent = (known == prefix.NO_STAMP) | (known == prefix.UNPLACED)
     return np.ma.array(seconds * 1_000_000_000 + items[:, kernels.NANOS], mask=absent)
 
 
@@ -139,9 +157,9 @@ def batch(rows: Any, items: Any, shared: Shared, stamps: StampReader, context: C
     columns["message_bytes"] = pa.array(rows[:, 3], mask=rows[:, 3] < 0)
     moments = times(own, stamps)
     if moments is not None:
-        columns["enqueue_ts"] = pa.array(
-            moments.data, mask=np.ma.getmaskarray(moments)
-        ).cast(pa.timestamp("ns", "UTC"))
+        columns["enqueue_ts"] = pa.array(moments.data, mask=np.ma.getmaskarray(moments)).cast(
+            pa.timestamp("ns", "UTC")
+        )
     if context.job is not None:
         columns["job"] = pa.repeat(pa.scalar(context.job), count)
     columns["extra"] = _extras(rows[:, 1], calls, own[:, kernels.OP_COUNT], shared)
@@ -149,16 +167,18 @@ def batch(rows: Any, items: Any, shared: Shared, stamps: StampReader, context: C
 
 
 def _extras(users: Any, calls: Any, op_counts: Any, shared: Shared) -> Any:
-    none, nothing = np.zeros(0, np.uint8), np.zeros(0, np.int32)
-    arguments = (users, op_counts, calls, shared.call_parts.arrays(), shared.user_parts.arrays())
-    key_bytes, value_bytes, entries = kernels.write_extras(
-        *arguments, none, none, nothing, nothing, nothing
-    )
-    keys = np.empty(key_bytes + kernels.MARGIN, np.uint8)
-    values = np.empty(value_bytes + kernels.MARGIN, np.uint8)
-    key_ends, value_ends = np.zeros(entries + 1, np.int32), np.zeros(entries + 1, np.int32)
-    map_ends = np.zeros(len(users) + 1, np.int32)
-    kernels.write_extras(*arguments, keys, values, key_ends[1:], value_ends[1:], map_ends[1:])
+    rooms = zip(shared.call_parts.room(calls), shared.user_parts.room(users), strict=True)
+    key_bytes, value_bytes, entries = (one + other for one, other in rooms)
+    count = len(users)
+    keys = np.empty(key_bytes + len("op_count") * count + MARGIN, np.uint8)
+    values = np.empty(value_bytes + 16 * count + MARGIN, np.uint8)
+    key_ends = np.zeros(entries + count + 1, np.int32)
+    value_ends = np.zeros(entries + count + 1, np.int32)
+    map_ends = np.zeros(count + 1, np.int32)
+    settling.write_extras(
+        users, op_counts, calls, shared.call_parts.places(), shared.user_parts.places(),
+        keys.ctypes.data, values.ctypes.data, key_ends[1:], value_ends[1:], map_ends[1:],
+    )  # fmt: skip
     return pa.MapArray.from_arrays(
         pa.Array.from_buffers(pa.int32(), len(map_ends), [None, pa.py_buffer(map_ends)]),
         _strings(key_ends, keys),

@@ -128,6 +128,7 @@ class Comms:
 
     Attributes:
         counters: By slot, how many operations were numbered so far; negative after one was lost.
+        names: Of all communicators that Init lines showed.
         changed: Processes and pointers whose communicator is another now, or has another name,
             since the caller last emptied the set.
     """
@@ -137,6 +138,7 @@ class Comms:
         self._slots = 0
         self._free: list[int] = []
         self.counters: Any = np.zeros(64, np.int64)
+        self.names: set[str] = set()
         self.changed: set[tuple[Process | None, str]] = set()
 
     def see(self, message: Message) -> None:
@@ -150,6 +152,8 @@ class Comms:
             self._end(key)
             return
         name = self._name(message)
+        if name:
+            self.names.add(name)
         rank, ranks = int(found[2]), int(found[3])
         comm = self._alive.get(key)
         same = comm is not None and (comm.rank, comm.ranks) == (rank, ranks)

@@ -13,6 +13,7 @@ import numpy as np
 
 from xtune.collectors import _nccl_call
 from xtune.collectors import _nccl_kernels as kernels
+from xtune.collectors import _nccl_settle as settling
 from xtune.collectors._base import Context, Item, Reject, Source
 from xtune.collectors._nccl_blocks import BLOCK_BYTES, Block, Blocks, too_long
 from xtune.collectors._nccl_call import Call, Choice
@@ -26,6 +27,7 @@ from xtune.collectors._textlines import LINE_LIMIT, Line
 
 _ROWS = 1 << 15
 _MOST_USERS = 1 << 16
+_KEPT_BYTES = 1 << 26
 
 
 class FastLog:
@@ -52,34 +54,46 @@ class FastLog:
         self._scanner = Scanner(WORDS, trigger, MARKS, zone=zone)
         self._threads: dict[int, Thread | None] = {}
         self._strange = np.zeros(self._scanner.capacity[0], np.bool_)
+        self._strangers = 0
+        self._kept: dict[int, tuple[list[Any], int]] = {}
+        self._room = _KEPT_BYTES
         self.plain = False
 
     def survey(self, survey: Survey) -> Iterator[Line]:
         """First pass: note who uses what in plain messages; give the lines that are not."""
-        counts = np.zeros(0, np.int64)
-        for block in Blocks(self._source, self._block_bytes):
+        blocks = Blocks(self._source, self._block_bytes)
+        for block in blocks:
             at, number = 0, block.number
             if not block.whole:
+                blocks.number += 1
                 yield block.line(0, block.size, number)
                 continue
+            scans = []
             while at < block.size:
-                items, at, number = self._scanner.scan(block, at, number)
+                items, at, number, others = self._scanner.scan(block, at, number)
                 self.learn_heads(block, items)
-                kinds = items[:, kernels.KIND]
-                odd = kinds == kernels.OTHER
-                odd[~odd] = self._strange[items[~odd, kernels.PREFIX]]
-                for item in items[odd]:
-                    yield block.line(*item[kernels.START : kernels.NUMBER + 1].tolist())
-                used = items[(kinds == kernels.COLL) & ~odd, kernels.USE]
-                more = np.bincount(used, minlength=len(counts))
-                more[: len(counts)] += counts
-                counts = more
+                if self._room > 0:
+                    scans.append(items.copy())
+                    self._room -= items.nbytes
+                if others or self._strangers:
+                    for item in items[self._odd(items)]:
+                        yield block.line(*item[kernels.START : kernels.NUMBER + 1].tolist())
+            blocks.number = number
+            if self._room > 0:
+                self._kept[block.offset] = scans, number
+        counts = self._scanner.use_counts
         for use in np.flatnonzero(counts).tolist():
             thread, pointer, ranks, _ = self.use(use)
             if thread is not None:
                 survey.see_use(*thread, pointer, ranks, int(counts[use]))
+                self.plain = True
         survey.processes |= {thread[0] for thread in self._threads.values() if thread}
-        self.plain = bool(counts.any())
+
+    def _odd(self, items: Any) -> Any:
+        """Which items have to be read by their text."""
+        odd = items[:, kernels.KIND] == kernels.OTHER
+        odd[~odd] = self._strange[items[~odd, kernels.PREFIX]]
+        return odd
 
     def read(self, log: NcclLog, *, rejects: bool = True) -> Iterator[Item]:
         """Second pass: rows of all operations; what is wrong with the file, unless told not to."""
@@ -87,6 +101,7 @@ class FastLog:
         blocks = Blocks(self._source, self._block_bytes)
         for block in blocks:
             yield from run.block(block)
+            blocks.number = run.number
         yield from run.end()
         yield from log.end()
         if rejects:
@@ -107,6 +122,14 @@ class FastLog:
                 process = messages[0].process if len(messages) == 1 else None
                 self._threads[prefix] = (process, messages[0].tid) if process else None
                 self._strange[prefix] = process is None
+                self._strangers += process is None
+
+    def kept(self, block: Block) -> tuple[list[Any], int]:
+        """Items that the first pass found in a block, and the number of the line after it.
+
+        None where it kept none: it does so up to _KEPT_BYTES, which saves a second scan.
+        """
+        return self._kept.pop(block.offset, ([], 0))
 
     def thread(self, prefix: int) -> Thread | None:
         """Who writes with a prefix; none where that cannot be told from it alone."""
@@ -122,9 +145,7 @@ class FastLog:
 class _Run:
     """State of the second pass between blocks."""
 
-    def __init__(
-        self, fast: FastLog, log: NcclLog, scanner: Scanner, context: Context
-    ) -> None:
+    def __init__(self, fast: FastLog, log: NcclLog, scanner: Scanner, context: Context) -> None:
         self._fast, self._log, self._scanner, self._context = fast, log, scanner, context
         self._shared = Shared()
         heads, uses, calls = scanner.capacity
@@ -139,6 +160,7 @@ class _Run:
         self._rows = np.zeros((_ROWS, 5), np.int64)
         self._items = np.zeros((_ROWS, kernels.COLUMNS), np.int64)
         self._made = self._filled = 0
+        self.number = 1
         self._numbers: dict[Thread, int] = {}
         self._threads_by_number: list[Thread] = []
         self._uses: dict[tuple[Any, str], set[int]] = {}
@@ -148,19 +170,31 @@ class _Run:
 
     def block(self, block: Block) -> Iterator[Item]:
         """Read a block."""
-        at, number = 0, block.number
+        at, self.number = 0, block.number
         if not block.whole:
-            yield from self._slow(block.line(0, block.size, number))
+            self.number += 1
+            yield from self._slow(block.line(0, block.size, block.number))
             return
         while self._log.waits and at < block.size:
             end = block.next_end(at)
-            yield from self._slow(block.line(at, end, number))
-            at, number = end, number + 1
+            yield from self._slow(block.line(at, end, self.number))
+            at, self.number = end, self.number + 1
+        kept, number = self._fast.kept(block)
+        if kept:
+            for items in kept:
+                if len(items) > len(self._items) - self._made:
+                    yield from self._flush()
+                items = items[np.searchsorted(items[:, kernels.START], at) :]
+                first, self._made = self._made, self._made + len(items)
+                self._items[first : self._made] = items
+                yield from self._settle(block, first)
+            self.number = number
+            return
         while at < block.size:
             if self._made == len(self._items):
                 yield from self._flush()
             room = self._items[self._made :]
-            made, at, number = self._scanner.scan_into(room, block, at, number)
+            made, at, self.number, _ = self._scanner.scan_into(room, block, at, self.number)
             first, self._made = self._made, self._made + made
             self._fast.learn_heads(block, room[:made])
             yield from self._settle(block, first)
@@ -172,11 +206,12 @@ class _Run:
     def _settle(self, block: Block, at: int) -> Iterator[Item]:
         """Settle the items from ``at`` on, which are of this block."""
         skip_to = 0
+        self._learn_calls()
         while at < self._made:
-            at, self._filled, let_go = kernels.settle(
-                self._items, at, self._made, LINE_LIMIT, self._threads, self._slots, self._versions,
-                self._log.comms.counters, self._kinds, self._factors, self._ops, self._held,
-                self._released, self._rows, self._filled,
+            at, self._filled, let_go = settling.settle(
+                self._items, at, self._made, LINE_LIMIT, self._threads, self._slots,
+                self._versions, self._log.comms.counters, self._kinds, self._factors,
+                self._ops, self._held, self._released, self._rows, self._filled,
             )  # fmt: skip
             for number in self._released[:let_go].tolist():
                 self._log.release(self._threads_by_number[number])
@@ -210,8 +245,6 @@ class _Run:
         if self._threads[prefix] == kernels.UNKNOWN:
             thread = self._fast.thread(prefix)
             self._threads[prefix] = kernels.NEVER if thread is None else self._number(thread)
-        if self._kinds[call] == kernels.UNKNOWN:
-            self._learn_call(call)
         if self._threads[prefix] < 0 or self._kinds[call] < 0:
             return False
         if kind == kernels.TUNING:
@@ -228,8 +261,8 @@ class _Run:
             self._held[number] = kernels.ELSEWHERE if thread in self._log.held else kernels.NONE
         return number
 
-    def _learn_call(self, call: int) -> None:
-        for number in range(len(self._shared.calls), call + 1):
+    def _learn_calls(self) -> None:
+        for number in range(len(self._shared.calls), self._scanner.calls):
             row = self._scanner.call_rows[number]
             name = unpacked(row, 0, 3)
             made, choice, op = None, None, ""
@@ -318,4 +351,3 @@ class _Run:
         if len(self._shared.users) > _MOST_USERS:
             self._shared.forget_users()
             self._slots[self._slots >= 0] = kernels.UNKNOWN
-

@@ -10,8 +10,9 @@ from xtune.collectors._base import GZIP_MAGIC, Context, Source
 if TYPE_CHECKING:
     from xtune.collectors._nccl_fast import FastLog
 
-# Line by line a log takes 0.4 s a MB; to load what is compiled takes 1 s, to compile it 10 s, once.
-LARGE_BYTES = 12 << 20
+# Line by line a log takes 0.4 s a MB. To load what is compiled takes 1 s; to compile it, once on a
+# machine, 15 s.
+LARGE_BYTES = 16 << 20
 _GZIP_RATIO = 10  # logs of NCCL compress so far at least
 
 

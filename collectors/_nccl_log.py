@@ -140,6 +140,8 @@ class NcclLog:
             self.release(thread)
         yield from self._rows.flush()
         yield from self.stamps.notes()
+        if not self.found and self.comms.names:
+            yield Note("communicators in Init lines, without operations", len(self.comms.names))
         if self._nameless:
             yield Note(
                 "operations whose communicator has no Init line (NCCL_DEBUG_SUBSYS=INIT):"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from xtune.collectors import _nccl_kernels as kernels
+from xtune.collectors import _nccl_prefix as prefix
 from xtune.collectors._nccl_blocks import Block
 from xtune.collectors._textlines import LINE_LIMIT
 
@@ -39,21 +40,23 @@ class Scanner:
         *,
         zone: bool,
     ) -> None:
-        weights = np.random.default_rng(1).integers(
-            1, 2**63, kernels.KEY_BYTES, dtype=np.int64
-        ).astype(np.uint64) | np.uint64(1)
-        self._head_keys = np.zeros(_HEADS * kernels.KEY_BYTES, np.uint8)
+        self._head_keys = np.zeros(_HEADS * prefix.KEY_BYTES, np.uint8)
         self._head_sizes = np.zeros(_HEADS + 1, np.int64)
         self._heads = (
-            weights,
             np.full(4 * _HEADS, -1, np.int64),
             self._head_keys,
             self._head_sizes,
         )
-        self.use_rows = np.zeros((_USES, 4), np.int64)
+        self.use_rows = np.zeros((_USES, kernels.USE_WIDTH), np.int64)
         self._use_size = np.zeros(1, np.int64)
-        self._uses = (np.full(4 * _USES, -1, np.int64), self.use_rows, self._use_size)
-        self.call_rows = np.zeros((_CALLS, 8), np.int64)
+        self.use_counts = np.zeros(_USES, np.int64)
+        self._uses = (
+            np.full(4 * _USES, -1, np.int64),
+            self.use_rows,
+            self._use_size,
+            self.use_counts,
+        )
+        self.call_rows = np.zeros((_CALLS, kernels.CALL_WIDTH), np.int64)
         self._call_size = np.zeros(1, np.int64)
         self._calls = (np.full(4 * _CALLS, -1, np.int64), self.call_rows, self._call_size)
         flagged = {word: kernels.TRIGGER for word in trigger}
@@ -73,22 +76,34 @@ class Scanner:
         """How many prefixes are known."""
         return int(self._head_sizes[0])
 
+    @property
+    def calls(self) -> int:
+        """How many kinds of calls are known."""
+        return int(self._call_size[0])
+
     def is_choice(self, call: int) -> bool:
         """Whether a call's row is that of a TUNING message."""
         return bool(self.call_rows[call, 7])
 
-    def scan(self, block: Block, at: int, number: int) -> tuple[Any, int, int]:
-        """Items from ``at`` on, valid until the next call; where the next scan starts."""
-        made, at, number = self.scan_into(self._items, block, at, number)
-        return self._items[:made], at, number
+    def scan(self, block: Block, at: int, number: int) -> tuple[Any, int, int, int]:
+        """Items from ``at`` on, valid until the next call; else as :meth:`scan_into`."""
+        made, at, number, others = self.scan_into(self._items, block, at, number)
+        return self._items[:made], at, number, others
 
-    def scan_into(self, items: Any, block: Block, at: int, number: int) -> tuple[int, int, int]:
-        """Fill ``items``; how many, and where and before which line the scan stopped."""
-        made, at, number = kernels.scan(
-            np.frombuffer(block.data, np.uint8), at, block.size, number, self._zone,
+    def scan_into(
+        self, items: Any, block: Block, at: int, number: int
+    ) -> tuple[int, int, int, int]:
+        """Fill ``items``.
+
+        Returns how many, where and before which line the scan stopped, and how many of the items
+        are not plain.
+        """
+        data = np.frombuffer(block.data, np.uint8)
+        made, at, number, others = kernels.scan(
+            data.ctypes.data, at, block.size, number, self._zone,
             self._heads, self._uses, self._calls, self._lexicon, LINE_LIMIT, items,
         )  # fmt: skip
-        return int(made), int(at), int(number)
+        return int(made), int(at), int(number), int(others)
 
 
 def _lexicon(flagged: dict[bytes, int]) -> tuple[Any, Any, Any, Any]:
@@ -104,5 +119,5 @@ def _lexicon(flagged: dict[bytes, int]) -> tuple[Any, Any, Any, Any]:
 
 def unpacked(row: Any, first: int, count: int) -> str:
     """A name that a scan packed into ``count`` numbers of a row, eight letters each."""
-    letters = [int(row[first + i]) >> 8 * place & 0xFF for i in range(count) for place in range(8)]
-    return bytes(letter for letter in letters if letter).decode("latin-1")
+    packed: bytes = row[first : first + count].tobytes()
+    return packed.replace(b"\0", b"").decode("latin-1")

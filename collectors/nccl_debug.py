@@ -17,12 +17,15 @@ after a rejected one the numbers of its communicator are null, as the count is n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from xtune.collectors._base import Collector, Context, Item, Source
-from xtune.collectors._nccl_lines import COLLECTIVE
-from xtune.collectors._training_log import Kind, read_log
+from xtune.collectors._nccl_lines import COLLECTIVE, MARKS
+from xtune.collectors._training_log import Kind, read_log, tail
+
+_JOB = re.compile(r"\b(?:local|global|world)[ _-]?(?:rank|size)\W{1,3}\d", re.I)
 
 
 class NcclDebug(Collector):
@@ -30,15 +33,28 @@ class NcclDebug(Collector):
 
     name = "nccl_debug"
     title = "NCCL and RCCL logs (NCCL_DEBUG=INFO)"
+    produce = (
+        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING NCCL_DEBUG_FILE=nccl.%h.%p"
+        " NCCL_DEBUG_TIMESTAMP_LEVELS=ALL in the job's environment; or the job's stdout"
+    )
+    gives = "each collective of each rank: communicator, size, type, algorithm, enqueue time"
+    lacks = "start and duration; times before NCCL 2.26; the communicator without INIT lines"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """High where NCCL's prefix or a COLL message stands in the head, low at its traces."""
         text = head.decode("utf-8", "replace")
         if COLLECTIVE.search(text):
             return 0.92
-        if " NCCL INFO " in text or " NCCL WARN " in text:
+        if any(mark.decode() in text for mark in MARKS):
             return 0.8
-        return 0.2 if "ProcessGroupNCCL" in text or "NCCL version " in text else 0.0
+        end = tail(path, head)
+        if COLLECTIVE.search(end):
+            return 0.8
+        if "ProcessGroupNCCL" in text or "NCCL version " in text:
+            return 0.2
+        # The output of a distributed job, where it has nothing else of use.
+        return 0.1 if b"\0" not in head and _JOB.search(text) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a COLL message."""

@@ -197,6 +197,78 @@ def test_rccl(tmp_path: Path) -> None:
     assert some(row, "rank", "message_bytes") == (5, 4000)
 
 
+def test_operator_root_and_peer_only_where_they_mean_something(tmp_path: Path) -> None:
+    # NCCL prints "op 0 root 0" for each: an AllGather is no sum, and has no root.
+    names = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce", "Send", "Recv")
+    read = read_lines(tmp_path, *(info("h", 1, coll(name)) for name in names))
+    said = {
+        row["op"]: {k: v for k, v in row["extra"].items() if k in ("redop", "root", "peer")}
+        for row in read.rows
+    }
+    assert said == {
+        "all_reduce": {"redop": "sum"},
+        "reduce_scatter": {"redop": "sum"},
+        "all_gather": {},
+        "broadcast": {"root": "0"},
+        "reduce": {"redop": "sum", "root": "0"},
+        "send": {"peer": "0"},
+        "recv": {"peer": "0"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        # 2.4; 2.7; 2.12; 2.18; 2.21; 2.29
+        ("comm 0xaa rank 1 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE", None),
+        ("comm 0xaa rank 1 nranks 2 cudaDev 0 busId 41000 - Init COMPLETE", None),
+        ("comm 0xaa rank 1 nranks 2 cudaDev 0 busId 41000 commId 0x8 - Init COMPLETE", "0x8"),
+        (
+            "comm 0xaa rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 41000 commId 0x8 - Init START",
+            "0x8",
+        ),
+        (
+            "ncclCommInitRank comm 0xaa rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 41000"
+            " commId 0xb6fe14a8e1d5 - Init COMPLETE",
+            "0xb6fe14a8e1d5",
+        ),
+        (
+            "[Rank 1] ncclCommInitRankConfig comm 0xaa rank 1 nranks 2 cudaDev 0 nvmlDev 0"
+            " busId 41000 commId 0x8 - Init START",
+            "0x8",
+        ),
+    ],
+)
+def test_init_lines_of_each_version(tmp_path: Path, line: str, name: str | None) -> None:
+    (row,) = read_lines(tmp_path, info("h", 1, line), info("h", 1, coll())).rows
+    assert some(row, "comm", "comm_rank", "comm_size") == (name, 1, 2)
+
+
+@pytest.mark.parametrize("word", ["splitCount", "childCount"])
+@pytest.mark.parametrize("end", [" - Init COMPLETE", "- Init START"])
+def test_split_has_the_hash_that_nccl_makes_of_it(tmp_path: Path, word: str, end: str) -> None:
+    """A split's line has no commId; its hash is that of parent, count and color."""
+
+    def split(comm: str, parent: str, rank: int, color: int) -> str:
+        return (
+            f"ncclCommSplit comm {comm} rank {rank} nranks 1 cudaDev 0 nvmlDev 0 busId 41000"
+            f" parent {parent} {word} 1 color {color} key {rank}{end}"
+        )
+
+    read = read_lines(
+        tmp_path,
+        info("h", 1, init("0xaa", 0, 2, "0xa30f49afcc93be")),
+        info("h", 2, init("0xbb", 1, 2, "0xa30f49afcc93be")),
+        info("h", 1, split("0xa1", "0xaa", 0, 7)),
+        info("h", 2, split("0xb1", "0xbb", 0, -3)),
+        info("h", 3, split("0xc1", "0xcc", 0, 7)),
+        *(info("h", p, coll(comm=c, n=1)) for p, c in ((1, "0xa1"), (2, "0xb1"), (3, "0xc1"))),
+    )
+    # The parent of the third is not known. The others: eatHash and digestHash in C.
+    assert [r["comm"] for r in read.rows] == [HASH_OF_7, HASH_OF_MINUS_3, None]
+    assert [r["comm_rank"] for r in read.rows] == [0, 0, 0]
+
+
 def test_dtypes_and_operators(tmp_path: Path) -> None:
     read = read_lines(
         tmp_path, *(info("h", 1, coll(dtype=d, op=o)) for d, o in [(10, 4), (11, 9), (12, 0)])
@@ -217,7 +289,12 @@ def test_tuning_is_given_to_its_operation_alone(tmp_path: Path) -> None:
         info("h", 1, coll(count=2000)),
         info("h", 1, "AllReduce: 12000 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}"),
         info("h", 1, coll(count=3000)),
-        info("h", 1, "AllReduce: 12000 Bytes -> Algo NVLS_TREE proto LL128 channel{..}"),
+        info(
+            "h",
+            1,
+            "AllReduce: 12000 Bytes -> Algo NVLS_TREE proto LL128 channel{Lo..Hi}={0..7}"
+            " cgaClusterSize 4",
+        ),
     )
     chosen = {some(r, "op", "message_bytes", "algorithm", "protocol") for r in read.rows}
     assert chosen == {
@@ -228,6 +305,7 @@ def test_tuning_is_given_to_its_operation_alone(tmp_path: Path) -> None:
     }
 
 
+HASH_OF_7, HASH_OF_MINUS_3 = "0x305f8f18be0afa0e", "0x572bf2e033338b7a"
 HOSTS = (info("node-1", 11, coll(comm="0x1a")), info("dead02", 12, coll(comm="0x2b")))
 
 
@@ -326,8 +404,30 @@ def test_lines_without_prefix(tmp_path: Path) -> None:
 
 
 def test_log_without_operations_says_so(tmp_path: Path) -> None:
-    read = read_lines(tmp_path, info("h", 1, "NET/IB : Using [0]mlx5_0:1/IB"))
-    assert not read.rows and read.note("nothing of use").count == 1
+    read = read_lines(
+        tmp_path,
+        info("h", 1, "NET/IB : Using [0]mlx5_0:1/IB"),
+        info("h", 1, init("0xaa", 0, 2, "0x1")),
+        info("h", 2, init("0xbb", 1, 2, "0x1")),
+        info("h", 1, init("0xac", 0, 2, "0x2")),
+    )
+    assert not read.rows and not read.rejects
+    assert read.note("nothing of use").count == 1
+    assert read.note("communicators in Init lines, without operations").count == 2
+
+
+def test_claims(tmp_path: Path) -> None:
+    def claim(text: str) -> float:
+        return COLLECTOR.claim(tmp_path / "log", text.encode())
+
+    assert claim(info("h", 1, coll())) > 0.9
+    assert claim("h:1:1 [0] misc/utils.cc:7 NCCL WARN no") == claim("h:1:1 NCCL CALL x ") == 0.8
+    # A job's own output, without a line of NCCL: read, and what was missing is said.
+    assert claim("Using device: cuda:0, Local Rank: 0\n") == 0.1
+    for code in ("local_rank = int(os.environ['LOCAL_RANK'])", "rank 0", "world = 8"):
+        assert claim(code) == 0
+    (tmp_path / "log").write_text("x\n" * 40000 + info("h", 1, coll()))
+    assert claim("x\n" * 32768) == 0.8
 
 
 def test_file_that_ends_in_a_message(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ PREFIXES: dict[str, Callable[[int, int], str]] = {
     "torchrun": lambda rank, line: f"[default{rank}]:",
     "nccl": lambda rank, line: f"[2026-10-25 02:{line // 60 % 60:02d}:{line % 60:02d}] ",
     "kubectl": lambda rank, line: f"2026-01-31T12:00:{line % 60:02d}.{line:09d}Z ",
-    "zone": lambda rank, line: f"2026-01-31 12:00:{line % 60:02d},{line % 1000:03d}+05:30 {rank}: ",
+    "zone": lambda rank, line: (
+        f"2026-01-31 12:00:{line % 60:02d},{line % 1000:03d}+05:30 {rank}: "
+    ),
     "twice": lambda rank, line: f"2026-07-01T12:00:00Z [2026-07-01 14:00:{line % 60:02d}.5] ",
     "clock": lambda rank, line: f"12:{line // 60 % 60:02d}:{line % 60:02d} ",
     "syslog": lambda rank, line: f"Jan 31 12:00:{line % 60:02d} login trainer[77]: ",
@@ -107,25 +109,25 @@ def test_rows_are_the_same_whatever_stands_before(
     prefix: str, tz: str | None, tmp_path: Path
 ) -> None:
     shape = Shape(ranks=4, groups=(2,), prefix=PREFIXES[prefix])
-    rows = same(_text(shape, 1, 900), tmp_path, 1 << 21, 4099, tz=tz, labels={"site": "a"})
-    assert rows.total() > 500
+    rows = same(_text(shape, 1, 250), tmp_path, 4099, tz=tz, labels={"site": "a"})
+    assert rows.total() > 130
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_the_same_for_each_version(shape: str, tmp_path: Path) -> None:
-    data = _text(SHAPES[shape], 2, 1500)
+    data = _text(SHAPES[shape], 2, 600)
     rows = same(data, tmp_path, 1 << 21, 777, job="job", rank=5)
     assert rows.total() == data.count(b"opCount ")
 
 
 def test_a_block_may_end_anywhere(tmp_path: Path) -> None:
     data = _text(SHAPES["today"], 3, 40)
-    for size in range(1, 700, 3):
+    for size in range(1, 700, 29):
         same(data, tmp_path, size)
 
 
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), seed=st.integers(0, 10**6), shape=st.sampled_from(sorted(SHAPES)))
 def test_damage_is_read_the_same(
@@ -133,7 +135,7 @@ def test_damage_is_read_the_same(
 ) -> None:
     """Bytes changed, lines cut, joined, doubled, lost and without an end."""
     draw = random.Random(seed)
-    kept = list(itertools.islice(lines(SHAPES[shape], seed), draw.randrange(20, 250)))
+    kept = list(itertools.islice(lines(SHAPES[shape], seed), draw.randrange(20, 120)))
     raw = [line.encode() for line in kept]
     for _ in range(data.draw(st.integers(1, 40))):
         at = draw.randrange(len(raw))
@@ -164,7 +166,7 @@ def test_damage_is_read_the_same(
             case 8:
                 raw[at] = line + b"\r"
         raw = raw or [b""]
-    same(b"\n".join(raw), tmp_path, data.draw(st.integers(1, 5000)), 1 << 21)
+    same(b"\n".join(raw), tmp_path, data.draw(st.integers(1, 5000)))
 
 
 def test_numbers_at_the_edge_of_what_a_column_holds(tmp_path: Path) -> None:

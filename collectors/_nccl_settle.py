@@ -1,0 +1,132 @@
+"""Numbers the operations of an NCCL log and writes their column ``extra``, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xtune.collectors._nccl_kernels import (
+    CALL,
+    COUNT,
+    ELSEWHERE,
+    END,
+    FLAGS,
+    INTEREST,
+    KIND,
+    NONE,
+    OTHER,
+    PREFIX,
+    START,
+    TUNING,
+    USE,
+)
+from xtune.collectors._nccl_machine import (
+    compiled,
+    leading_zeros,
+    load_eight,
+    store_eight,
+)
+
+_OP_COUNT = np.uint64(int.from_bytes(b"op_count", "little"))
+
+
+@compiled
+def settle(
+    items: Any, at: Any, made: Any, longest: Any, threads: Any, slots: Any, versions: Any,
+    counters: Any, kinds: Any, factors: Any, ops: Any, held: Any, released: Any, rows: Any,
+    filled: Any,
+) -> Any:  # fmt: skip
+    """Number operations and give TUNING to them, from item ``at`` on; stop where help is needed.
+
+    ``rows`` takes per row: item, version, seq, size, tuning call. Returns the item stopped at,
+    how many rows are filled, and how many threads in ``released`` hold another row now.
+    """
+    let_go = 0
+    while at < made:
+        if items[at, KIND] == OTHER:
+            if items[at, FLAGS] & INTEREST == 0 and items[at, END] - items[at, START] <= longest:
+                at += 1
+                continue
+            break
+        thread = threads[items[at, PREFIX]]
+        call = items[at, CALL]
+        if thread < 0 or kinds[call] < 0:
+            break
+        if items[at, KIND] == TUNING:
+            row = held[thread]
+            if row == ELSEWHERE:
+                break
+            if row >= 0:
+                same = rows[row, 3] == items[at, COUNT]
+                if same and ops[items[rows[row, 0], CALL]] == ops[call]:
+                    rows[row, 4] = call
+                    held[thread] = NONE
+            at += 1
+            continue
+        slot = slots[items[at, USE]]
+        if slot < 0:
+            break
+        rows[filled, 0], rows[filled, 1] = at, versions[items[at, USE]]
+        rows[filled, 2] = rows[filled, 3] = rows[filled, 4] = -1
+        if kinds[call] == 1 and counters[slot] >= 0:
+            rows[filled, 2] = counters[slot]
+            counters[slot] += 1
+        if factors[call] >= 0 and (
+            factors[call] == 0 or items[at, COUNT] <= np.int64(0x7FFFFFFFFFFFFFFF) // factors[call]
+        ):
+            rows[filled, 3] = items[at, COUNT] * factors[call]
+        if held[thread] == ELSEWHERE:
+            released[let_go] = thread
+            let_go += 1
+        held[thread] = filled
+        filled += 1
+        at += 1
+    return at, filled, let_go
+
+
+@compiled
+def _copy(source: Any, first: Any, size: Any, target: Any, at: Any) -> Any:
+    """Copy bytes, and up to seven more: what comes after is written later."""
+    for i in range(0, size, 8):
+        store_eight(target, at + i, load_eight(source, first + i))
+
+
+@compiled
+def write_extras(
+    users: Any, op_counts: Any, calls: Any, call_parts: Any, user_parts: Any,
+    keys: Any, values: Any, key_ends: Any, value_ends: Any, map_ends: Any,
+) -> Any:  # fmt: skip
+    """Write the map ``extra`` of each row in Arrow's layout.
+
+    A part is (bytes of keys, ends of keys, bytes of values, ends of values, first entry), where
+    ends begin with 0. Returns how many entries there are.
+    """
+    hexits = (48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 97, 98, 99, 100, 101, 102)
+    key_at = value_at = entry = np.int64(0)
+    for r in range(users.shape[0]):
+        store_eight(keys, key_at, _OP_COUNT)
+        key_at += 8
+        number = np.uint64(op_counts[r])
+        digits = np.int64(16) - np.int64(leading_zeros(number | np.uint64(1)) >> np.uint64(2))
+        for i in range(digits):
+            nibble = (number >> np.uint64(4 * (digits - 1 - i))) & np.uint64(15)
+            store_eight(values, value_at + i, np.uint64(hexits[np.int64(nibble)]))
+        value_at += digits
+        key_ends[entry], value_ends[entry] = key_at, value_at
+        entry += 1
+        for part, which in ((call_parts, calls[r]), (user_parts, users[r])):
+            part_keys, part_key_ends, part_values, part_value_ends, part_first = part
+            low, high = part_first[which], part_first[which + 1]
+            from_key, from_value = part_key_ends[low], part_value_ends[low]
+            _copy(part_keys, from_key, part_key_ends[high] - from_key, keys, key_at)
+            _copy(part_values, from_value, part_value_ends[high] - from_value, values, value_at)
+            key_shift, value_shift = key_at - from_key, value_at - from_value
+            for e in range(low + 1, high + 1):
+                key_ends[entry] = part_key_ends[e] + key_shift
+                value_ends[entry] = part_value_ends[e] + value_shift
+                entry += 1
+            key_at = part_key_ends[high] + key_shift
+            value_at = part_value_ends[high] + value_shift
+        map_ends[r] = entry
+    return entry
