@@ -16,9 +16,16 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "xtune
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What one process took for its work, imports left out, and the most memory it had."""
+    """What one process took for its work, imports left out, and the most memory it had.
+
+    Attributes:
+        seconds: By the clock.
+        busy_s: Of processor time.
+        peak_mb: Resident.
+    """
 
     seconds: float
+    busy_s: float
     peak_mb: float
 
 
@@ -26,12 +33,12 @@ _FRAME = """
 import json, sys, time
 path = sys.argv[1]
 {setup}
-started = time.perf_counter()
+started, busy = time.perf_counter(), time.process_time()
 {work}
-seconds = time.perf_counter() - started
+seconds, busy = time.perf_counter() - started, time.process_time() - busy
 # Not getrusage: what it says of a child has its parent's memory in it.
 peak = int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 1024
-print(json.dumps([seconds, peak]))
+print(json.dumps([seconds, busy, peak]))
 """
 
 
@@ -47,8 +54,8 @@ def measure(python: Path, setup: str, work: str, path: Path) -> Run:
         capture_output=True,
         text=True,
     )
-    seconds, peak = json.loads(done.stdout.strip().splitlines()[-1])
-    return Run(seconds=seconds, peak_mb=peak)
+    seconds, busy, peak = json.loads(done.stdout.strip().splitlines()[-1])
+    return Run(seconds=seconds, busy_s=busy, peak_mb=peak)
 
 
 def interpreter(*packages: str) -> Path | None:
