@@ -30,8 +30,8 @@ _EPOCH = re.compile(r"(\d{10})(?:[.,](\d{1,9}))?")
 _DATE = re.compile(
     r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) ([A-Z]{1,5}) (\d{4})"
 )
-#: Ports whose sample may still grow; far more than any fabric has.
-_MOST = 1 << 18
+#: Ports that are held at a time: more than a fabric has; a text that makes up more is not kept.
+MOST_PORTS = 1 << 16
 
 
 def _date_ns(text: str, context: Context) -> int | None:
@@ -117,6 +117,7 @@ class Samples:
         self._source = source
         self._context = context
         self._host = context.host.lower() if context.host else None
+        self._file_ts = fallback_time(source, context)
         self._open: dict[tuple[str, int], Sample] = {}
         self._buffer = RowBuffer("link_counters", context)
         self._unknown = ""
@@ -139,23 +140,27 @@ class Samples:
             held.labels |= sample.labels
             held.rate_gbps = held.rate_gbps or sample.rate_gbps
             return
-        if held is None and len(self._open) >= _MOST:
-            held = self._open.pop(next(iter(self._open)))
-        self._open[sample.key] = sample
         if held is not None:
             yield from self._emit(held, held.ts)
+        elif len(self._open) >= MOST_PORTS:
+            oldest = self._open.pop(next(iter(self._open)))
+            yield from self._emit(oldest, self._last_ts(oldest), True)
+        self._open[sample.key] = sample
 
     def finish(self) -> Iterator[Item]:
         """Yield what is held. The last sample of each port gets the file's time, if any."""
-        last = fallback_time(self._source, self._context)
         for sample in self._open.values():
-            yield from self._emit(sample, last if sample.ts is None else sample.ts, True)
+            yield from self._emit(sample, self._last_ts(sample), True)
         self._open.clear()
         yield from self._buffer.flush()
         if self._untimed:
             yield Note("counters without a time: ts is null (--time-from says otherwise)")
         if self._earlier:
             yield Note("earlier samples of a port have no time: ts is null", self._earlier)
+
+    def _last_ts(self, sample: Sample) -> int | None:
+        """Time of the last sample of a port: the text's, else the file's."""
+        return self._file_ts if sample.ts is None else sample.ts
 
     def _emit(self, sample: Sample, ts: int | None, is_last: bool = False) -> Iterator[Item]:
         row = sample.gathered.row()

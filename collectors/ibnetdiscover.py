@@ -72,7 +72,7 @@ class Ibnetdiscover(Collector):
         yield from reading.rows(ts, context)
         if reading.listed and not reading.understood:
             yield Note("a list of nodes (-l) has no ports and no links", reading.listed)
-        elif not reading.understood and rejected is None and not damage:
+        elif not (reading.understood or reading.messages or rejected or damage):
             yield Reject("file", "no node and no port in it", "is it ibnetdiscover's output?")
 
 

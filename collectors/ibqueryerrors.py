@@ -23,7 +23,7 @@ from xtune.collectors._base import (
     Unknown,
 )
 from xtune.collectors._fabric_errors import PORT, ErrorsReading, PortLine
-from xtune.collectors._fabric_samples import TOOL_MESSAGE, Clock, Sample, Samples
+from xtune.collectors._fabric_samples import MOST_PORTS, TOOL_MESSAGE, Clock, Sample, Samples
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time
 from xtune.collectors._textlines import Lines
@@ -36,15 +36,19 @@ _Key = tuple[str, int]
 
 
 class _Ports:
-    """Ports and links that were named on the way; bounded by the fabric's size."""
+    """Ports and links that were named on the way; at most as many as a fabric has."""
 
-    def __init__(self) -> None:
+    def __init__(self, ts: int | None, context: Context) -> None:
+        self._ts = ts
+        self._context = context
         self._ports: dict[_Key, dict[str, Any]] = {}
         self._links: dict[_Key, dict[str, Any]] = {}
         self._names: dict[str, str] = {}
 
-    def note(self, line: PortLine) -> None:
+    def note(self, line: PortLine) -> Iterator[Item]:
         """Keep what a line says of its port and neighbour; the newest word counts."""
+        if len(self._ports) >= MOST_PORTS:
+            yield from self.rows()
         row = self._ports.setdefault((line.guid, line.port), {})
         row |= {
             "node_guid": line.node_guid,
@@ -68,12 +72,13 @@ class _Ports:
         # What is told of the far end is told by a port's GUID, whoever's it is.
         self._links.setdefault(far_end, {"to": near_end, "port_guid": True, **about})
 
-    def rows(self, ts: int | None, context: Context) -> Iterator[Item]:
-        """Yield ``ports`` and ``topology_links``."""
-        ports, links = RowBuffer("ports", context), RowBuffer("topology_links", context)
+    def rows(self) -> Iterator[Item]:
+        """Yield ``ports`` and ``topology_links``, and forget them."""
+        ports = RowBuffer("ports", self._context)
+        links = RowBuffer("topology_links", self._context)
         nodes = {own for (own, _), row in self._ports.items() if row["node_guid"]}
         for (own, number), row in self._ports.items():
-            same = {"ts": ts, "port": number, "link": f"{own}/{number}"}
+            same = {"ts": self._ts, "port": number, "link": f"{own}/{number}"}
             ports.add({**same, "link_layer": "InfiniBand", **row})
         for (src, src_port), link in self._links.items():
             dst, dst_port = link["to"]
@@ -84,7 +89,7 @@ class _Ports:
                 extra["dst_guid_is"] = "port"
             links.add(
                 {
-                    "ts": ts,
+                    "ts": self._ts,
                     "src_guid": src,
                     "src_name": self._names.get(src),
                     "src_port": src_port,
@@ -98,6 +103,9 @@ class _Ports:
             )
         yield from ports.flush()
         yield from links.flush()
+        self._ports.clear()
+        self._links.clear()
+        self._names.clear()
 
 
 def _sample(line: PortLine) -> Sample:
@@ -132,7 +140,7 @@ class Ibqueryerrors(Collector):
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield ``link_counters`` a port and run, and ``ports`` and ``topology_links``."""
-        reading, ports = ErrorsReading(), _Ports()
+        reading, ports = ErrorsReading(), _Ports(fallback_time(source, context), context)
         samples, clock = Samples(source, context), Clock(context)
         lines = Lines(source)
         messages = others = 0
@@ -157,7 +165,7 @@ class Ibqueryerrors(Collector):
                     others += 1
         yield from _take(reading.close(), samples, ports)
         yield from samples.finish()
-        yield from ports.rows(fallback_time(source, context), context)
+        yield from ports.rows()
         yield from clock.notes()
         yield from lines.rejects
         if reading.summaries:
@@ -181,7 +189,7 @@ def _take(lines: Iterator[PortLine], samples: Samples, ports: _Ports) -> Iterato
     for line in lines:
         for name in line.unknown:
             yield Unknown(name)
-        ports.note(line)
+        yield from ports.note(line)
         yield from samples.add(_sample(line), line.kind)
 
 
