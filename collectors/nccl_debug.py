@@ -25,7 +25,7 @@ from xtune.collectors._base import Collector, Context, Item, Source
 from xtune.collectors._nccl_lines import COLLECTIVE, MARKS
 from xtune.collectors._training_log import Kind, read_log, tail
 
-_JOB = re.compile(r"\b(?:local|global|world)[ _-]?(?:rank|size)\W{1,3}\d", re.I)
+_JOB = re.compile(r"\b(?:local|global)[ _-]?rank[:= ]{1,2}\d", re.I)
 
 
 class NcclDebug(Collector):

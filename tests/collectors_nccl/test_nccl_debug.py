@@ -424,7 +424,7 @@ def test_claims(tmp_path: Path) -> None:
     assert claim("h:1:1 [0] misc/utils.cc:7 NCCL WARN no") == claim("h:1:1 NCCL CALL x ") == 0.8
     # A job's own output, without a line of NCCL: read, and what was missing is said.
     assert claim("Using device: cuda:0, Local Rank: 0\n") == 0.1
-    for code in ("local_rank = int(os.environ['LOCAL_RANK'])", "rank 0", "world = 8"):
+    for code in ("local_rank = int(os.environ['LOCAL_RANK'])", "rank 0", '{"local_rank": 0}'):
         assert claim(code) == 0
     (tmp_path / "log").write_text("x\n" * 40000 + info("h", 1, coll()))
     assert claim("x\n" * 32768) == 0.8
