@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -319,6 +320,44 @@ def test_an_interrupt_keeps_what_was_read(fabric: Simulator, tmp_path: Path) -> 
     assert samples >= 1 and len(rows_of(tmp_path, "link_counters")) >= 192 * (samples - 1)
     # Once, though the fabric was read several times.
     assert len(rows_of(tmp_path, "topology_links")) == 192
+
+
+def test_rates_follow_from_what_was_read(fabric: Simulator, tmp_path: Path) -> None:
+    """Data and waiting set between readings come out of the pipeline as they were set."""
+    leaf, port = fabric.tree.leaf(2), fabric.tree.uplink(1)
+    words, ticks = 10**9, 10**8  # in a second: 32 Gb/s, and waiting
+    process = subprocess.Popen(
+        f"{sys.executable} -m xtune collect --fabric --duration 5s --lake {tmp_path}".split(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=fabric.environment,
+    )
+    for second in range(1, 8):
+        values = {
+            "PortCountersExtended.PortXmitData": 10**12 + second * words,
+            "PortCounters.PortXmitWait": second * ticks,
+        }
+        fabric.set(leaf, port, values, is_host=False)
+        time.sleep(0.8)
+    assert process.wait(timeout=60) == 0
+    fabric.set(leaf, port, {"PortCounters.PortXmitWait": 0}, is_host=False)
+    raw = [r for r in rows_of(tmp_path, "link_counters") if r["link"] == f"{leaf}/{port}"]
+    raw.sort(key=lambda r: r["ts"])
+    kept = [r for r in raw if r["port_xmit_data"] >= 10**12]
+    assert len(kept) >= 2
+    assert xtune(fabric, "rebuild", "--lake", str(tmp_path)).returncode == 0
+    rates = {
+        r["ts"]: r
+        for r in rows_of(tmp_path, "derived/link_rates")
+        if r["link"] == f"{leaf}/{port}"
+    }
+    for before, after in itertools.pairwise(kept):
+        rate, seconds = rates[after["ts"]], (after["ts"] - before["ts"]) / 1e9
+        sent = 4 * (after["port_xmit_data"] - before["port_xmit_data"])
+        waited = after["port_xmit_wait"] - before["port_xmit_wait"]
+        assert rate["tx_gbps"] == pytest.approx(sent * 8 / 1e9 / seconds, rel=1e-6)
+        # Eight byte times a tick, at 200 Gb/s.
+        assert rate["wait_fraction"] == pytest.approx(waited * 8 / (25e9 * seconds), rel=1e-6)
 
 
 def test_no_command_ever_clears_a_counter(fabric: Simulator, lake: Path) -> None:
