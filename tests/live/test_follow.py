@@ -317,3 +317,48 @@ def test_any_order_of_events_gives_the_same_lake(seed: int, tmp_path: Path) -> N
     follower.finish()
     assert content(Lake.open(root, create=True)) == collected(tmp_path, folder)
     assert inspect(Lake.open(root, create=True)).damaged == ()
+
+
+NORMS = b"".join(
+    b'{"xtune_layer_gradients":1,"ts_ns":%d,"step":%d,"rank":2,"layer":["a","b"],"depth":[0,1],'
+    b'"elements":[4,4],"norm":[2.5,"nan"],"density":[0.25,1]}\n' % (n + 1, n)
+    for n in range(6)
+)
+STANDING_ALONE = {
+    "decisions": b"".join(decision(n) for n in range(6)),
+    "layer_gradients": NORMS,
+}
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name, c in all_collectors().items() if c.tail_lines)
+)
+def test_collectors_that_say_so_read_each_line_alone(name: str, tmp_path: Path) -> None:
+    """A collector that is followed line by line needs an example here."""
+    text = STANDING_ALONE[name]
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    (whole / "file").write_bytes(text)
+    for number, line in enumerate(text.splitlines(keepends=True)):
+        (pieces / f"{number}").write_bytes(line)
+    found = []
+    for folder in (whole, pieces):
+        lake = Lake.open(folder / "lake", create=True)
+        paths = [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
+        collect(lake, paths, context=context(), kind=name)
+        found.append(content(lake))
+    assert found[0] == found[1] and found[0]
+
+
+def test_norms_are_followed_as_a_job_logs_them(tmp_path: Path) -> None:
+    path, lake = tmp_path / "norms.jsonl", Lake.open(tmp_path / "lake", create=True)
+    follower = follower_of(lake, path.parent / "*.jsonl", collectors=all_collectors())
+    for line in NORMS.splitlines(keepends=True):
+        with path.open("ab") as file:
+            file.write(line)
+        follower.poll()
+    follower.finish()
+    rows = lake.read("layer_gradients").sort_by([("step", "ascending"), ("layer", "ascending")])
+    assert rows["step"].to_pylist() == [n for n in range(6) for _ in range(2)]
+    assert len(lake.inputs()) == 1
