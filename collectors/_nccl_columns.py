@@ -142,27 +142,29 @@ def times(items: Any, stamps: StampReader) -> Any:
 
 
 def batch(rows: Any, items: Any, shared: Shared, stamps: StampReader, context: Context) -> Rows:
-    """Rows of ``collectives`` of the operations in ``rows`` (see ``kernels.settle``)."""
-    count = len(rows)
-    own = items[rows[:, 0]]
-    users, calls, choices = pa.array(rows[:, 1]), own[:, kernels.CALL], rows[:, 4]
-    columns: dict[str, Any] = {name: shared.column(name).take(users) for name in _USER_COLUMNS}
+    """Rows of ``collectives`` of the operations in ``rows`` (see ``settling.settle``)."""
+    _, users, calls, choices, seqs, sizes, op_counts = rows
+    count = rows.shape[1]
+    by_user, by_call = pa.array(users), pa.array(calls)
+    columns: dict[str, Any] = {name: shared.column(name).take(by_user) for name in _USER_COLUMNS}
     for name in ("op", "dtype"):
-        columns[name] = shared.column(name).take(pa.array(calls))
-    if (choices >= 0).any():
-        chosen = pa.array(choices, mask=choices < 0)
+        columns[name] = shared.column(name).take(by_call)
+    unchosen = choices < 0
+    if not unchosen.all():
+        chosen = pa.array(choices, mask=unchosen)
         for name in ("algorithm", "protocol"):
             columns[name] = shared.column(name).take(chosen)
-    columns["seq"] = pa.array(rows[:, 2], mask=rows[:, 2] < 0)
-    columns["message_bytes"] = pa.array(rows[:, 3], mask=rows[:, 3] < 0)
-    moments = times(own, stamps)
-    if moments is not None:
-        columns["enqueue_ts"] = pa.array(moments.data, mask=np.ma.getmaskarray(moments)).cast(
-            pa.timestamp("ns", "UTC")
-        )
+    columns["seq"] = pa.array(seqs, mask=seqs < 0)
+    columns["message_bytes"] = pa.array(sizes, mask=sizes < 0)
+    if items[:, kernels.STAMPS].any():
+        moments = times(items[rows[settling.ITEM]], stamps)
+        if moments is not None:
+            columns["enqueue_ts"] = pa.array(moments.data, mask=np.ma.getmaskarray(moments)).cast(
+                pa.timestamp("ns", "UTC")
+            )
     if context.job is not None:
         columns["job"] = pa.repeat(pa.scalar(context.job), count)
-    columns["extra"] = _extras(rows[:, 1], calls, own[:, kernels.OP_COUNT], shared)
+    columns["extra"] = _extras(users, calls, op_counts, shared)
     return rows_of("collectives", context, columns, count)
 
 

@@ -157,7 +157,7 @@ class _Run:
         self._ops = np.zeros(calls, np.int64)
         self._held = np.full(heads, kernels.NONE, np.int64)
         self._released = np.zeros(_ROWS, np.int64)
-        self._rows = np.zeros((_ROWS, 5), np.int64)
+        self._rows = np.zeros((settling.ROW_COLUMNS, _ROWS), np.int64)
         self._items = np.zeros((_ROWS, kernels.COLUMNS), np.int64)
         self._made = self._filled = 0
         self.number = 1
@@ -315,10 +315,10 @@ class _Run:
             return None
         index = int(self._held[number])
         self._held[number] = kernels.NONE
-        at, version, seq, size, _ = self._rows[index].tolist()
-        self._rows[index, 0] = -1
+        at, version, number, _, seq, size, op_count = self._rows[:, index].tolist()
+        self._rows[settling.ITEM, index] = -1
         item = self._items[at : at + 1]
-        user, call = self._shared.users[version], self._shared.calls[int(item[0, kernels.CALL])]
+        user, call = self._shared.users[version], self._shared.calls[number]
         if call is None:
             return None
         moments = times(item, self._log.stamps)
@@ -330,7 +330,7 @@ class _Run:
             enqueue_ts=int(moments.data[0]) if known else None,
             seq=None if seq < 0 else seq,
             message_bytes=None if size < 0 else size,
-            op_count=f"{int(item[0, kernels.OP_COUNT]) & 0xFFFFFFFFFFFFFFFF:x}",
+            op_count=f"{op_count & 0xFFFFFFFFFFFFFFFF:x}",
         )
 
     def _flush(self) -> Iterator[Item]:
@@ -341,12 +341,13 @@ class _Run:
             if held is not None:
                 self._log.held[thread] = held
                 self._held[number] = kernels.ELSEWHERE
-        rows = self._rows[: self._filled]
-        rows = rows[rows[:, 0] >= 0]
-        if len(rows):
+        here = self._rows[settling.ITEM, : self._filled] >= 0
+        if here.any():
+            rows = self._rows[:, : self._filled][:, here]
             nameless = np.array([not user.named for user in self._shared.users])
-            self._log.count(len(rows), int(nameless[rows[:, 1]].sum()))
-            yield batch(rows, self._items, self._shared, self._log.stamps, self._context)
+            self._log.count(rows.shape[1], int(nameless[rows[settling.USER]].sum()))
+            items = self._items[: self._made]
+            yield batch(rows, items, self._shared, self._log.stamps, self._context)
         self._made = self._filled = 0
         if len(self._shared.users) > _MOST_USERS:
             self._shared.forget_users()

@@ -15,6 +15,7 @@ from xtune.collectors._nccl_kernels import (
     INTEREST,
     KIND,
     NONE,
+    OP_COUNT,
     OTHER,
     PREFIX,
     START,
@@ -28,6 +29,10 @@ from xtune.collectors._nccl_machine import (
     store_eight,
 )
 
+#: Columns of rows: the item; numbers of user, call and tuning call; count of operations.
+ITEM, USER, ROW_CALL, CHOICE, SEQ, SIZE, ROW_OP_COUNT = range(7)
+ROW_COLUMNS = 7
+
 _OP_COUNT = np.uint64(int.from_bytes(b"op_count", "little"))
 
 
@@ -39,7 +44,7 @@ def settle(
 ) -> Any:  # fmt: skip
     """Number operations and give TUNING to them, from item ``at`` on; stop where help is needed.
 
-    ``rows`` takes per row: item, version, seq, size, tuning call. Returns the item stopped at,
+    ``rows`` takes the columns above. Returns the item stopped at,
     how many rows are filled, and how many threads in ``released`` hold another row now.
     """
     let_go = 0
@@ -58,24 +63,25 @@ def settle(
             if row == ELSEWHERE:
                 break
             if row >= 0:
-                same = rows[row, 3] == items[at, COUNT]
-                if same and ops[items[rows[row, 0], CALL]] == ops[call]:
-                    rows[row, 4] = call
+                same = rows[SIZE, row] == items[at, COUNT]
+                if same and ops[rows[ROW_CALL, row]] == ops[call]:
+                    rows[CHOICE, row] = call
                     held[thread] = NONE
             at += 1
             continue
         slot = slots[items[at, USE]]
         if slot < 0:
             break
-        rows[filled, 0], rows[filled, 1] = at, versions[items[at, USE]]
-        rows[filled, 2] = rows[filled, 3] = rows[filled, 4] = -1
+        rows[ITEM, filled], rows[USER, filled] = at, versions[items[at, USE]]
+        rows[ROW_CALL, filled], rows[ROW_OP_COUNT, filled] = call, items[at, OP_COUNT]
+        rows[SEQ, filled] = rows[SIZE, filled] = rows[CHOICE, filled] = -1
         if kinds[call] == 1 and counters[slot] >= 0:
-            rows[filled, 2] = counters[slot]
+            rows[SEQ, filled] = counters[slot]
             counters[slot] += 1
         if factors[call] >= 0 and (
             factors[call] == 0 or items[at, COUNT] <= np.int64(0x7FFFFFFFFFFFFFFF) // factors[call]
         ):
-            rows[filled, 3] = items[at, COUNT] * factors[call]
+            rows[SIZE, filled] = items[at, COUNT] * factors[call]
         if held[thread] == ELSEWHERE:
             released[let_go] = thread
             let_go += 1
