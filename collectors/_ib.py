@@ -184,9 +184,9 @@ def parse_rate(text: str) -> tuple[float | None, str | None]:
 
     The number counts, not the name: a RoCE bond prints ``200 Gb/sec (2X NDR)``.
     """
-    number = re.match(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec", text)
+    number = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*Gb/sec", text)
     width = re.search(r"\((\d{1,2}[xX])", text)
-    return (float(number[1]) if number else None, width[1].upper() if width else None)
+    return (float(number[1]) or None if number else None, width[1].upper() if width else None)
 
 
 def kernel_name(pma_name: str) -> str:

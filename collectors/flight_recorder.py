@@ -47,7 +47,16 @@ from xtune.collectors._collective import (
 from xtune.collectors._json_items import Element, Elements, as_utf8
 from xtune.collectors._plain_pickle import MAX_BYTES, UnsafePickleError, load_plain
 from xtune.collectors._textlines import READ_ERRORS
-from xtune.collectors._values import as_extra, natural, positive, scaled, small, text
+from xtune.collectors._values import (
+    MAX_HELD_BYTES,
+    as_extra,
+    held_bytes,
+    natural,
+    positive,
+    scaled,
+    small,
+    text,
+)
 
 EMPTY_DUMP = "empty_dump"
 
@@ -68,8 +77,6 @@ _FILE_RANK = re.compile(r"[_\-.](\d{1,7})$")
 _PEERS = re.compile(r"^(\d+)\s*(?:->|<-)\s*(\d+)$")
 _MAX_TENSORS = 4096
 _MAX_DIMENSIONS = 64
-#: Bytes that the values of a JSON dump may take: an empty list of two bytes takes 64.
-_MAX_HELD = 1 << 28
 
 
 class FlightRecorder(Collector):
@@ -132,8 +139,7 @@ class FlightRecorder(Collector):
 def _load(data: bytes) -> Any:
     text = data.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"{":
-        held = 72 * (text.count(b"[") + text.count(b"{")) + 40 * text.count(b",")
-        if held > _MAX_HELD:
+        if held_bytes(text) > MAX_HELD_BYTES:
             raise UnsafePickleError("it is JSON of more values than a dump has")
         return json.loads(text)
     return load_plain(data)

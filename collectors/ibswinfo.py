@@ -34,7 +34,7 @@ _RULE = re.compile(r"\s*([=-])\1{9,}\s*")
 _PSU = re.compile(r"psu(\d{1,4})(?:[ .](\w+))?", re.I)
 _FAN = re.compile(r"fan#(\d{1,4})(?:\.speed)?", re.I)
 _MODULE = re.compile(r"QSFP#(\d{1,4})(?:\.temp)?", re.I)
-_UPTIME = re.compile(r"(\d+)d-(\d+):(\d\d):(\d\d)")
+_UPTIME = re.compile(r"(\d{1,6})d-(\d{1,2}):(\d\d):(\d\d)")
 _NUMBER = re.compile(r"-?\d{1,7}(\.\d{1,6})?")
 _UNIT = re.compile(r"\s*\((C|W|rpm|sec|d-h:m:s)\)\s*$")
 

@@ -19,6 +19,7 @@ from xtune.collectors._mapping import Mapped
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._steps import MAPPABLE, Attempts, Plan
 from xtune.collectors._textlines import READ_ERRORS, Line, Lines
+from xtune.collectors._values import MAX_HELD_BYTES, held_bytes
 
 _MAX_DOCUMENT = 1 << 28
 
@@ -164,6 +165,9 @@ def _document(source: Source, table: _Table) -> Iterator[Item]:
         return
     if len(data) > _MAX_DOCUMENT:
         yield Reject(f"byte {_MAX_DOCUMENT}", "one JSON object larger than any trainer's state")
+        return
+    if held_bytes(data) > MAX_HELD_BYTES:
+        yield Reject("byte 0", "one JSON object of more values than any trainer's state")
         return
     try:
         document = json.loads(data)
