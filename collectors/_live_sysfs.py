@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +31,7 @@ from xtune.collectors._ib_sysfs_tree import (
     unreadable,
 )
 from xtune.collectors._live_columns import Block, counter_rows
+from xtune.collectors._open_files import allow_many
 from xtune.collectors.ib_sysfs import COLLECTOR, port_rows
 
 #: A counter is at most 20 digits and a line end; longer text is no counter.
@@ -151,7 +151,7 @@ class SysfsSampler:
         self._away: set[str] = set()
         self.wide: set[str] = set()  # devices once seen to have 64-bit counters
         self._scan_ns = self._watch_ns = self._rate_ns = monotonic_ns()
-        _allow_many_files()
+        allow_many()
         self._scan()
 
     @property
@@ -381,11 +381,3 @@ def _open(path: Path) -> int:
         os.close(handle)
         raise OSError("not a regular file")
     return handle
-
-
-def _allow_many_files() -> None:
-    """Each counter is an open file: virtual functions alone may be over a hundred devices."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

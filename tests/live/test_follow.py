@@ -362,3 +362,21 @@ def test_norms_are_followed_as_a_job_logs_them(tmp_path: Path) -> None:
     rows = lake.read("layer_gradients").sort_by([("step", "ascending"), ("layer", "ascending")])
     assert rows["step"].to_pylist() == [n for n in range(6) for _ in range(2)]
     assert len(lake.inputs()) == 1
+
+
+def test_more_files_than_may_be_open_are_followed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtune.ingest._follow.allow_many", lambda: 6)
+    folder, lake = tmp_path / "in", Lake.open(tmp_path / "lake", create=True)
+    folder.mkdir()
+    follower = follower_of(lake, folder)
+    for round_ in range(3):
+        for rank in range(7):
+            with (folder / f"{rank}.jsonl").open("ab") as file:
+                file.write(decision(100 * rank + round_))
+        for _ in range(4):
+            follower.poll()
+        assert lake.read("decisions").num_rows == 7 * (round_ + 1)
+    follower.finish()
+    assert content(lake) == collected(tmp_path, folder)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from xtune.collectors import _registry
 from xtune.collectors._base import Collector, Context, Reject, Source
+from xtune.collectors._open_files import allow_many
 from xtune.errors import LakeError, UsageError
 from xtune.ingest import _content
 from xtune.ingest._claim import Claims
@@ -108,6 +109,8 @@ class Follower:
         self._flush_s = flush_s
         self._clock = clock
         self._flushed_s = -flush_s
+        # Each holds its file open; beyond this, files are read whole.
+        self._most_tails = allow_many() // 2
         self._tails: dict[Path, Tail] = {}
         self._wholes: dict[Path, _Whole] = {}
         self._folders: dict[Path, bool] = {}
@@ -227,6 +230,8 @@ class Follower:
 
     def _begin_tail(self, found: Found) -> bool:
         """Follow a file line by line if that is what it is."""
+        if len(self._tails) >= self._most_tails:
+            return False
         try:
             head = _content.read_head(found.path) if found.path.is_file() else b""
             with found.path.open("rb") as stream:
