@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from xtune.collectors._base import Reject
 from xtune.collectors._ib_text import clip
 from xtune.collectors._prometheus_names import NODE_RATE, TOLD, recognise
-from xtune.collectors._prometheus_pairs import BATCH_BYTES, PAIR, last_value
+from xtune.collectors._prometheus_pairs import BATCH_BYTES, PAIR, find, last_value
 from xtune.collectors._prometheus_rows import Key, Others, Writer, key_of, meaning_of
 from xtune.collectors._values import text as as_text
 
@@ -20,6 +20,9 @@ SERIES = re.compile(
     rb'"(values?|histograms?)"\s*:\s*(?=\[)',
     re.DOTALL,
 )
+#: No series has so many bytes of labels.
+_LABEL_BYTES = 1 << 20
+_METRIC = b'"metric"'
 _PAIRS = re.compile(rb"\[\s*(?:\[[^\[\]]*+\]\s*+,?+\s*+)*+\]")
 #: After a series' values: the next series, or the next of several responses in one file.
 _BETWEEN = re.compile(
@@ -56,12 +59,37 @@ def _labels(text: bytes) -> dict[str, str] | None:
     return {as_text(key) or "": as_text(value) or "" for key, value in found.items()}
 
 
+def _next(data: mmap.mmap, position: int) -> re.Match[bytes] | None:
+    """The next series at or after a place.
+
+    Its labels end before the next word ``"metric"``, or the one after where a label has that
+    name: bounds that keep what is damaged from being looked through again and again.
+    """
+    size = len(data)
+    at = find(data, _METRIC, position, size)
+    while at >= 0:
+        begin = data.rfind(b"{", max(position, at - 256), at)
+        limit = at
+        for _ in range(2 if begin >= 0 else 0):
+            limit = find(data, _METRIC, limit + 1, size)
+            bound = min(size if limit < 0 else limit, begin + _LABEL_BYTES)
+            match = SERIES.match(data, begin, bound)
+            if match or limit < 0:
+                break
+        else:
+            match = None
+        if match:
+            return match
+        at = find(data, _METRIC, at + 1, size)
+    return None
+
+
 def fill(data: mmap.mmap, index: Index, writer: Writer) -> Iterator[Reject]:
     """Fill the index; yield a reject for each stretch that is no series."""
     position = 0
     released = 0
     previous_end: int | None = None
-    while match := SERIES.search(data, position):
+    while match := _next(data, position):
         if previous_end is not None:
             gap = data[previous_end : min(match.start(), previous_end + 8192)]
             if not _BETWEEN.fullmatch(gap) and not gap.startswith(b',"histogram'):
@@ -102,7 +130,7 @@ def fill(data: mmap.mmap, index: Index, writer: Writer) -> Iterator[Reject]:
             index.groups.setdefault(key_of(exporter, labels), []).append((told, start, end))
     if previous_end is None and position:
         return  # cut inside the last series, which was said
-    if _START.search(data, position):
+    if find(data, _METRIC, position, len(data)) >= 0:
         yield Reject(f"byte {position}", "a series that is cut or damaged", "query again")
     elif position and not _is_closed(data, position):
         yield Reject(f"byte {len(data)}", "the response is cut: its end is missing", "query again")
@@ -128,15 +156,16 @@ def _values_end(data: mmap.mmap, start: int, *, single: bool) -> tuple[int, bool
     elif data[start : start + 2] == b"[[":
         # The next series first: among many that are cut, looking for the end of each to the
         # end of the file would never be done.
-        following = data.find(b'"metric"', start)
-        end = data.find(b"]]", start, following if following > 0 else len(data)) + 2
+        following = find(data, _METRIC, start, len(data))
+        end = find(data, b"]]", start, following if following > 0 else len(data)) + 2
         if end > 1 and _tidy(data, start, end):
             return end, True
     pairs = None if single else _PAIRS.match(data, start)
     if pairs:
         return pairs.end(), True
-    another = _START.search(data, start)
-    return (another.start() if another else len(data)), False
+    another = find(data, _METRIC, start, len(data))
+    begin = data.rfind(b"{", start, another) if another >= 0 else len(data)
+    return (begin if begin >= 0 else another), False
 
 
 def _tidy(data: mmap.mmap, start: int, end: int) -> bool:
@@ -144,4 +173,6 @@ def _tidy(data: mmap.mmap, start: int, end: int) -> bool:
     for at in range(start, end, BATCH_BYTES):
         if data[at : min(end, at + BATCH_BYTES)].translate(None, _PAIR_BYTES):
             return False
+        if at > start:
+            data.madvise(mmap.MADV_DONTNEED)
     return True

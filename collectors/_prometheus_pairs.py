@@ -23,12 +23,36 @@ _MAX_S = MAX_NS / 1e9 - 1
 Place = tuple[str, int, int]
 
 
+def find(data: mmap.mmap, text: bytes, start: int, end: int) -> int:
+    """Where ``text`` stands, -1 where it does not; pages that were looked through are given back.
+
+    In pieces that grow: quicker than a map's own search, near or far.
+    """
+    size = 4096
+    while start < end:
+        found = data[start : min(end, start + size + len(text) - 1)].find(text)
+        if found >= 0:
+            return start + found
+        start += size
+        if size < BATCH_BYTES:
+            size *= 8
+        else:
+            data.madvise(mmap.MADV_DONTNEED)
+    return -1
+
+
 def batches(data: mmap.mmap, start: int, end: int) -> Iterator[bytes]:
     """The pairs between two places, those of some megabytes at once."""
     while start < end:
-        stop = data.rfind(b"]", start, min(end, start + BATCH_BYTES)) + 1 or end
-        yield data[start:stop]
+        limit = min(end, start + BATCH_BYTES)
+        piece = data[start:limit]
+        stop = limit if limit == end else start + piece.rfind(b"]") + 1
+        if stop == start:  # no pair ends in so many bytes
+            stop = limit
+        yield piece[: stop - start]
         start = stop
+        if limit < end:
+            data.madvise(mmap.MADV_DONTNEED)
 
 
 def parse_pairs(text: bytes) -> tuple[Ints, npt.NDArray[np.float64]] | None:

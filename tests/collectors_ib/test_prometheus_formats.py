@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,26 @@ def test_labels_round_trip(labels: dict[str, str]) -> None:
 )
 def test_what_is_not_ours(metric: str) -> None:
     assert recognise(metric) is None
+
+
+HEAD = b'{"status":"success","data":{"resultType":"matrix","result":['
+CUT = f'{{"metric":{{"__name__":"{NAME}","device":"a","port":"1"}},"values":[[1,"1"],'.encode()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [CUT, b'{"metric":{', b'{"metric":{"a', b'{"metric":{"metric":"b"},"values":[[1,"1"]]},'],
+)
+def test_damage_that_comes_again_and_again_stays_linear(tmp_path: Path, piece: bytes) -> None:
+    began = time.process_time()
+    run_text("prometheus", tmp_path, HEAD + piece * 20_000)
+    assert time.process_time() - began < 20  # it takes one or two
+
+
+def test_made_up_names_stay_linear(tmp_path: Path) -> None:
+    name = 'infiniband_switch_port_a{}_total{{guid="0x1",port="1"}} 1\n'
+    text = "".join(name.format(i) for i in range(20_000))
+    began = time.process_time()
+    result = run_text("prometheus_text", tmp_path, text)
+    assert time.process_time() - began < 10
+    assert len(result.unknown) == 10_001 and result.unknown["(others)"] == 10_000
