@@ -161,3 +161,28 @@ def test_a_fault_at_every_step_of_a_flush(
     assert content(lake)["steps"].total() == count
     (record,) = lake.inputs().values()
     assert record.rows == {"steps": count}
+
+
+def test_an_input_that_somebody_replaced_goes_on_as_another(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from xtune.cli._live_writer import LiveWriter
+    from xtune.collectors import Context, rows_of
+
+    lake = Lake.open(tmp_path / "lake", create=True)
+    said: list[str] = []
+    writer = LiveWriter(lake, name="n", path=tmp_path, parser=("p", 1), host="h", say=said.append)
+    context = Context(now_ns=lambda: 0)
+
+    def rows(step: int) -> Any:
+        return [rows_of("steps", context, {"step": [step], "ts": [step + 1]}, 1)]
+
+    writer.flush(rows(0))
+    (record,) = lake.inputs().values()
+    with lake.begin() as transaction:
+        transaction.record(replace(record, id="another"), lambda inputs: frozenset({record.id}))
+        transaction.commit()
+    writer.flush(rows(1))
+    writer.finish(rows(2))
+    assert sorted(lake.read("steps")["step"].to_pylist()) == [1, 2]
+    assert len(lake.inputs()) == 2 and writer.held == 0
