@@ -1,4 +1,9 @@
-"""Reads the history that a Prometheus server has, a window at a time."""
+"""Reads the history that a Prometheus server has, a window at a time.
+
+When it lies: a range query gives each point the last sample before it, so a row's time is up to
+one scrape interval late, and a sample whose scrape wavers about a point may stand twice or not at
+all. A range that was read once is not read again, also where the server knows more of it later.
+"""
 
 from __future__ import annotations
 
