@@ -101,7 +101,8 @@ class Gathered:
             wide_errors=any(name in self.wide for name in CHECKED),
         )
         extra: dict[str, int] = {**(settled["extra"] or {}), **self.details}
-        saturated = [*(settled["saturated"] or []), *self.stuck]
+        stuck = [name for name in self.stuck if settled.get(name) is None]
+        saturated = [*(settled["saturated"] or []), *stuck]
         if qp1 is not None and QP1_DROPPED not in self.wide:
             if qp1 == 2**16 - 1:
                 saturated.append(QP1_DROPPED)

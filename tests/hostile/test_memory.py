@@ -46,14 +46,21 @@ def test_a_binary_file_forced_through_a_text_collector(name: str, tmp_path: Path
 
 
 #: A value that many bytes make large, in Python's terms: two bytes are a list of 64.
+DOCUMENTS = [
+    pytest.param(name, number, id=f"{name}-{number}")
+    for name, seed in sorted(SEEDS.items())
+    if seed.form in ("json", "jsonl")
+    for number, data in enumerate(seed.inputs)
+    if data[:1] in (b"{", b"[") and b"\n{" not in data and b"\n " not in data
+]
 _VALUES = {"lists": b"[],", "numbers": b"0.5,", "deep": b"["}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", sorted(_VALUES))
-@pytest.mark.parametrize("name", sorted(n for n, s in SEEDS.items() if s.form == "json"))
-def test_one_value_of_sixty_megabytes(name: str, value: str, tmp_path: Path) -> None:
-    data = SEEDS[name].inputs[0]
+@pytest.mark.parametrize(("name", "number"), DOCUMENTS)
+def test_one_value_of_sixty_megabytes(name: str, number: int, value: str, tmp_path: Path) -> None:
+    data = SEEDS[name].inputs[number]
     place = re.search(rb'(?<=": )\d[\d.]*', data)
     if place is None:
         pytest.skip("no number in it")
