@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -261,18 +262,26 @@ class Follower:
         tail.close()
 
     def _read_tails(self) -> None:
+        """Read what is there now; what comes meanwhile waits, or a fast writer would hold us."""
+        ends: dict[Path, int] = {}
         more = True
         while more:
             pieces: list[tuple[Tail, Piece]] = []
             ids: set[str] = set()
             for path, tail in list(self._tails.items()):
-                if tail.size() == tail.offset:
+                size = tail.size()
+                if size == tail.offset:
                     continue
                 if not tail.intact():  # cut, or written anew: another content at the same path
                     tail.close()
                     del self._tails[path]
-                    tail = self._tail(tail.path, tail.name, tail.collector)
-                    self._tails[path] = tail
+                    with suppress(FileNotFoundError):
+                        self._tails[path] = self._tail(tail.path, tail.name, tail.collector)
+                    if path not in self._tails:
+                        continue
+                    tail, size = self._tails[path], self._tails[path].size()
+                if tail.offset >= ends.setdefault(path, size):
+                    continue
                 piece = tail.piece()
                 if piece is None or self._is_known(tail, piece):
                     continue
