@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from xtune.collectors._base import Reject, Source
 from xtune.collectors._textlines import LINE_LIMIT, READ_ERRORS, Line
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 20
 #: A loop over a block may look so far beyond its end.
 MARGIN = 64
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Block:
     """Whole lines, valid until the next block is asked for.
 
@@ -25,6 +26,7 @@ class Block:
         data: Its bytes are ``data[:size]``; MARGIN more may be looked at.
         size: Where the last line ends.
         whole: Whether the last line has a line end; else the block is that line alone.
+        again: Where ``data`` is empty: the file to read it from once it is asked for.
     """
 
     number: int
@@ -32,10 +34,19 @@ class Block:
     data: bytearray
     size: int
     whole: bool = True
+    again: Path | None = None
+
+    def _content(self) -> bytearray:
+        if self.again is not None and not self.data:
+            self.data = bytearray(self.size)
+            with self.again.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                file.readinto(self.data)
+        return self.data
 
     def line(self, start: int, end: int, number: int) -> Line:
         """The line ``data[start:end]``, of which ``end`` includes the line end."""
-        data = bytes(memoryview(self.data)[start : min(end, start + LINE_LIMIT)])
+        data = bytes(memoryview(self._content())[start : min(end, start + LINE_LIMIT)])
         whole = self.whole and end - start <= LINE_LIMIT
         place = self.offset + start
         if place == 0:
@@ -44,7 +55,7 @@ class Block:
 
     def next_end(self, start: int) -> int:
         """Where the line that starts at ``start`` ends."""
-        return (self.data.find(b"\n", start, self.size) + 1) or self.size
+        return (self._content().find(b"\n", start, self.size) + 1) or self.size
 
 
 class Blocks:

@@ -7,6 +7,8 @@ keeps the communicators, whose counters and names these columns take. Rows come 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from xtune.collectors import _nccl_call
 from xtune.collectors import _nccl_kernels as kernels
 from xtune.collectors import _nccl_settle as settling
-from xtune.collectors._base import Context, Item, Reject, Source
+from xtune.collectors._base import GZIP_MAGIC, Context, Item, Reject, Source
 from xtune.collectors._nccl_blocks import BLOCK_BYTES, Block, Blocks, too_long
 from xtune.collectors._nccl_call import Call, Choice
 from xtune.collectors._nccl_columns import Shared, batch, times
@@ -23,11 +25,27 @@ from xtune.collectors._nccl_lines import MARKS, split_messages
 from xtune.collectors._nccl_log import WORDS, NcclLog, Thread
 from xtune.collectors._nccl_scan import Scanner, unpacked
 from xtune.collectors._stamps import StampReader
-from xtune.collectors._textlines import LINE_LIMIT, Line
+from xtune.collectors._textlines import LINE_LIMIT, READ_ERRORS, Line
 
 _ROWS = 1 << 15
 _MOST_USERS = 1 << 16
 _KEPT_BYTES = 1 << 26
+
+
+@dataclass(slots=True)
+class Kept:
+    """A block that the first pass saw, the items it found there, and the next line's number."""
+
+    number: int
+    offset: int
+    size: int
+    whole: bool
+    following: int = 0
+    scans: list[Any] = field(default_factory=list)
+
+    def block(self, path: Path) -> Block:
+        """The block, which is read when a line of it is asked for: most have only plain ones."""
+        return Block(self.number, self.offset, bytearray(), self.size, self.whole, path)
 
 
 class FastLog:
@@ -55,8 +73,9 @@ class FastLog:
         self._threads: dict[int, Thread | None] = {}
         self._strange = np.zeros(self._scanner.capacity[0], np.bool_)
         self._strangers = 0
-        self._kept: dict[int, tuple[list[Any], int]] = {}
+        self._kept: list[Kept] = []
         self._room = _KEPT_BYTES
+        self._rejects: list[Reject] = []
         self.plain = False
 
     def survey(self, survey: Survey) -> Iterator[Line]:
@@ -64,23 +83,26 @@ class FastLog:
         blocks = Blocks(self._source, self._block_bytes)
         for block in blocks:
             at, number = 0, block.number
+            kept = Kept(block.number, block.offset, block.size, block.whole)
+            if self._room > 0:
+                self._kept.append(kept)
             if not block.whole:
                 blocks.number += 1
                 yield block.line(0, block.size, number)
                 continue
-            scans = []
             while at < block.size:
                 items, at, number, others = self._scanner.scan(block, at, number)
                 self.learn_heads(block, items)
                 if self._room > 0:
-                    scans.append(items.copy())
+                    kept.scans.append(items.copy())
                     self._room -= items.nbytes
                 if others or self._strangers:
                     for item in items[self._odd(items)]:
                         yield block.line(*item[kernels.START : kernels.NUMBER + 1].tolist())
-            blocks.number = number
-            if self._room > 0:
-                self._kept[block.offset] = scans, number
+            blocks.number = kept.following = number
+            if self._room <= 0 and self._kept and kept is self._kept[-1]:
+                self._kept.pop()  # not all of it
+        self._rejects = blocks.rejects
         counts = self._scanner.use_counts
         for use in np.flatnonzero(counts).tolist():
             thread, pointer, ranks, _ = self.use(use)
@@ -98,15 +120,30 @@ class FastLog:
     def read(self, log: NcclLog, *, rejects: bool = True) -> Iterator[Item]:
         """Second pass: rows of all operations; what is wrong with the file, unless told not to."""
         run = _Run(self, log, self._scanner, self._context)
-        blocks = Blocks(self._source, self._block_bytes)
-        for block in blocks:
-            yield from run.block(block)
-            blocks.number = run.number
+        found = run.rejects
+        try:
+            with self._source.path.open("rb") as file:
+                packed = file.read(2) == GZIP_MAGIC
+            if self._room > 0 and not packed:
+                for kept in self._kept:
+                    yield from run.block(kept.block(self._source.path), kept.scans)
+                    kept.scans.clear()
+                found += self._rejects
+            else:
+                by_offset = {kept.offset: kept for kept in self._kept}
+                blocks = Blocks(self._source, self._block_bytes)
+                for block in blocks:
+                    known = by_offset.pop(block.offset, None)
+                    scans = known.scans if known else []
+                    yield from run.block(block, scans)
+                    blocks.number = known.following if known and scans else run.number
+                found += blocks.rejects
+        except READ_ERRORS as error:
+            found.append(Reject("file", f"cannot be read again: {error}"))
         yield from run.end()
         yield from log.end()
         if rejects:
-            yield from run.rejects
-            yield from blocks.rejects
+            yield from found
 
     def learn_heads(self, block: Block, items: Any) -> None:
         """Tell the thread of each prefix that is new; none where its line shows no clean start."""
@@ -123,13 +160,6 @@ class FastLog:
                 self._threads[prefix] = (process, messages[0].tid) if process else None
                 self._strange[prefix] = process is None
                 self._strangers += process is None
-
-    def kept(self, block: Block) -> tuple[list[Any], int]:
-        """Items that the first pass found in a block, and the number of the line after it.
-
-        None where it kept none: it does so up to _KEPT_BYTES, which saves a second scan.
-        """
-        return self._kept.pop(block.offset, ([], 0))
 
     def thread(self, prefix: int) -> Thread | None:
         """Who writes with a prefix; none where that cannot be told from it alone."""
@@ -168,8 +198,8 @@ class _Run:
         self.rejects: list[Reject] = []
         log.elsewhere = self._give
 
-    def block(self, block: Block) -> Iterator[Item]:
-        """Read a block."""
+    def block(self, block: Block, scans: Sequence[Any] = ()) -> Iterator[Item]:
+        """Read a block, of which ``scans`` may have the items."""
         at, self.number = 0, block.number
         if not block.whole:
             self.number += 1
@@ -179,16 +209,14 @@ class _Run:
             end = block.next_end(at)
             yield from self._slow(block.line(at, end, self.number))
             at, self.number = end, self.number + 1
-        kept, number = self._fast.kept(block)
-        if kept:
-            for items in kept:
+        if scans:
+            for items in scans:
                 if len(items) > len(self._items) - self._made:
                     yield from self._flush()
                 items = items[np.searchsorted(items[:, kernels.START], at) :]
                 first, self._made = self._made, self._made + len(items)
                 self._items[first : self._made] = items
                 yield from self._settle(block, first)
-            self.number = number
             return
         while at < block.size:
             if self._made == len(self._items):

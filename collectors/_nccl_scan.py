@@ -18,6 +18,8 @@ from xtune.collectors._nccl_blocks import Block
 from xtune.collectors._textlines import LINE_LIMIT
 
 _ITEMS = 1 << 15
+# A TUNING message with this in it may be one with an Init line's end.
+_POINTER = b"comm 0x"
 _HEADS, _USES, _CALLS = 1 << 13, 1 << 15, 1 << 14
 
 
@@ -61,7 +63,7 @@ class Scanner:
         self._calls = (np.full(4 * _CALLS, -1, np.int64), self.call_rows, self._call_size)
         flagged = {word: kernels.TRIGGER for word in trigger}
         flagged |= {word: kernels.INTEREST for word in interest}
-        flagged |= {word: kernels.MARK for word in marks}
+        flagged |= {word: kernels.MARK for word in (*marks, _POINTER)}
         self._lexicon = _lexicon(flagged)
         self._zone = zone
         self._items = np.zeros((_ITEMS, kernels.COLUMNS), np.int64)

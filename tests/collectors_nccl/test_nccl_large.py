@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench._nccl_log import Shape, lines
 from tests.collectors_nccl.helpers import as_rows, context
-from xtune.collectors import _nccl_large
+from xtune.collectors import _nccl_fast, _nccl_large
 from xtune.collectors._base import Context, Note, Reject, Rows, Source
 from xtune.collectors._nccl_comms import Survey
 from xtune.collectors._nccl_fast import FastLog
@@ -215,6 +215,17 @@ def test_lines_that_are_too_long(tmp_path: Path) -> None:
     text = _text(SHAPES["today"], 7, 60)
     for size in ((4 << 20) - 1, 4 << 20, (4 << 20) + 1, 11 << 20):
         same(text + b"x" * size + b"\n" + text + b"opCount " * (size // 8), tmp_path)
+
+
+@pytest.mark.parametrize("room", [0, 40_000, 400_000])
+def test_a_log_of_which_not_all_is_kept(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_nccl_fast, "_KEPT_BYTES", room)
+    text = _text(SHAPES["grouped"], 9, 1200)
+    cut = text[: len(text) // 2] + text[len(text) // 2 + 37 :]
+    same(cut, tmp_path, 3001)
+    same(gzip.compress(cut), tmp_path, 3001)
 
 
 def test_more_writers_than_there_is_room_for(tmp_path: Path) -> None:
