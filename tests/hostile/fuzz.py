@@ -222,6 +222,7 @@ def main() -> int:
     """Run until every collector had its share and the time is over; 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long, at least a round")
+    parser.add_argument("--least", type=int, default=100_000, help="inputs, within twice the time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="one collector")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -232,7 +233,7 @@ def main() -> int:
     if args.child:
         _child(args.child, args.seed, args.first, args.count, args.folder)
         return 0
-    names = [args.only] if args.only else sorted(all_collectors())
+    names = [args.only] if args.only else sorted(SEEDS)
     root = Path(tempfile.mkdtemp(prefix="xtune-fuzz-"))
     print(f"seed {args.seed}; inputs of findings are kept in {root / 'findings'}", flush=True)
     read: Counter[str] = Counter()
@@ -240,9 +241,14 @@ def main() -> int:
     findings: list[dict[str, object]] = []
     end = time.monotonic() + args.seconds
     first = args.first
-    while time.monotonic() < end or not first:
+
+    def over() -> bool:
+        late = time.monotonic() - end
+        return bool(late > (args.seconds if read.total() < args.least else 0))
+
+    while first == args.first or not over():
         for name in names:
-            if time.monotonic() > end and first:
+            if first > args.first and over():
                 break
             for said in _run_child(name, args.seed, first, args.count, root):
                 if "error" in said:

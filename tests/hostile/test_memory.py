@@ -45,14 +45,14 @@ def test_a_binary_file_forced_through_a_text_collector(name: str, tmp_path: Path
     assert took.peak_mb < 200, took
 
 
-#: A value that many bytes make large, in Python's terms: two bytes are a list of 64.
 DOCUMENTS = [
     pytest.param(name, number, id=f"{name}-{number}")
     for name, seed in sorted(SEEDS.items())
     if seed.form in ("json", "jsonl")
     for number, data in enumerate(seed.inputs)
-    if data[:1] in (b"{", b"[") and b"\n{" not in data and b"\n " not in data
+    if data[:1] in (b"{", b"[") and b"\n{" not in data
 ]
+#: A value that few bytes make large, in Python's terms: two bytes are a list of 64.
 _VALUES = {"lists": b"[],", "numbers": b"0.5,", "deep": b"["}
 
 

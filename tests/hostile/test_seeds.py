@@ -12,7 +12,8 @@ from xtune.collectors import Context, Source, all_collectors, claim_best
 
 
 def test_every_collector_has_a_seed() -> None:
-    assert set(SEEDS) == set(all_collectors()), "tests/hostile/seeds_*.py: one entry a collector"
+    ours = {n for n, c in all_collectors().items() if type(c).__module__.startswith("xtune.")}
+    assert set(SEEDS) == ours, "tests/hostile/seeds_*.py: one entry a collector"
 
 
 @pytest.mark.parametrize("name", sorted(SEEDS))
