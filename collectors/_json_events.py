@@ -24,6 +24,7 @@ from xtune.collectors._textlines import READ_ERRORS
 RUN = 1 << 16
 MAX_EVENT = 1 << 22
 _LEAST_RUN = 1 << 12
+_MOST_SLOW = 255
 _MAX_AROUND = 1 << 22
 _BLANK = b" \t\r\n"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -33,6 +34,7 @@ _BARE = re.compile(
     r'"(?:[^"\\]|\\.)*"|(?<=[:\[,])(?P<sign>\s*-?)(?P<word>nan|inf|infinity)(?=\s*[,}\]])',
     re.I | re.S,
 )
+_WORD = re.compile("nan|inf", re.I)
 _DECODER = json.JSONDecoder()
 
 Events = list[dict[str, Any]]
@@ -89,6 +91,7 @@ class TraceScan:
 
     def _array(self, window: _Window) -> Iterator[Events | Reject | Note]:
         size = RUN
+        patience = slow = 0
         while True:
             between = _BETWEEN.match(window.data, window.at)
             window.at = between.end() if between else window.at
@@ -100,7 +103,14 @@ class TraceScan:
                 break
             if window.data[window.at] == 0x5D:  # ]
                 break
-            found, size = _run(window, size)
+            found = None
+            if slow:
+                slow -= 1
+            else:
+                found, size = _run(window, size)
+                # Where each event is wrong, runs are tried more and more rarely.
+                patience = 0 if found is not None else min(2 * patience + 1, _MOST_SLOW)
+                slow = patience
             if found is not None:
                 self._count += len(found)
                 yield found
@@ -298,9 +308,10 @@ def _recover(window: _Window) -> Any:
         if window.ended and not body.endswith("}"):
             window.cut = True
             return None
-    mended = _BARE.sub(_named, body.encode("latin-1").decode("utf-8", "replace"))
+    if not _WORD.search(body):
+        return None
     try:
-        return json.loads(mended)
+        return json.loads(_BARE.sub(_named, body.encode("latin-1").decode("utf-8", "replace")))
     except (ValueError, RecursionError):
         return None
 

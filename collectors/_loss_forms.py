@@ -107,6 +107,9 @@ _BEFORE = re.compile(
 _EVENT = re.compile(r"\[#log\] \[INSTANT\] (\{.*\})\s*$")
 _BARE = len(_FORMS) - 1
 
+_DIGIT = re.compile(r"\d")
+# No line of a trainer is longer; a file of one line may be.
+_LONGEST = 1 << 12
 #: One of these is in each line that has a form with names.
 WORDS = (b"loss", b"Loss", b"trl:", b"tel:", b"[#log]", b"skipped=")
 
@@ -116,8 +119,15 @@ def match(line: str) -> Said | None:
     return next(iter(all_in(line)), None)
 
 
-def all_in(line: str) -> list[Said]:
-    """All that a line says: where ranks share a pipe, one's line may start within another's."""
+def all_in(line: str, most: int = 8) -> list[Said]:
+    """All that a line says: where ranks share a pipe, one's line may start within another's.
+
+    Args:
+        line: The line without its end.
+        most: How many lines it may be at most.
+    """
+    if not most or len(line) > _LONGEST or not _DIGIT.search(line):
+        return []
     clean = COLOUR.sub("", line)
     if "loss" in clean or "skipped=" in clean:
         said = dict_line(clean) or lightning_line(clean) or step_line(clean)
@@ -137,7 +147,7 @@ def all_in(line: str) -> list[Said]:
             end = other.start() if other else len(clean)
             part = clean[found.end() : end] + ("\0" if other else "")
             values = _values(rest, part.strip())
-            more = all_in(clean[end:]) if other else []
+            more = all_in(clean[end:], most - 1) if other and end else []
             if values:
                 step = int(found[1])
                 more.insert(0, Said(before=clean[:start], step=step, values=values, bare=bare))

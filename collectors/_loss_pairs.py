@@ -16,7 +16,7 @@ from xtune.collectors._values import natural, real
 _NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
 _DICT = re.compile(r"\{(?=[^{}]*'(?:loss|eval_loss|train_runtime)':)('[^{}]*)\}")
 _DICT_PAIR = re.compile(rf"'([^']{{1,64}})': '?({_NUMBER})'?(?=[,}}]|$)")
-_BAR = re.compile(r"\|\s*\d+/\d+\s*\[([^\]]*\bglobal_step=[^\]]*)\]")
+_BAR = re.compile(r"\|\s*\d+/\d+\s*\[([^\]]*)\]")
 _BAR_PAIR = re.compile(rf"(?:^|, )([A-Za-z_][\w /-]{{0,63}})=({_NUMBER})(?=,|$)")
 _PRINTED = re.compile(r"\bTraining epoch \d+, iteration \d+/\d+ \| (.*)$")
 _DEEPSPEED = re.compile(r"\bstep=(\d{1,18}), skipped=(\d{1,18}), lr=\[?([^\],\s]+)[^=]*, mom=")
@@ -86,6 +86,8 @@ def dict_line(line: str) -> Said | None:
 
 def lightning_line(line: str) -> Said | None:
     """NeMo's progress bar, and the lines it prints where there is no terminal."""
+    if "global_step" not in line:
+        return None
     found = _BAR.search(line)
     if found is not None:
         pairs = dict(_BAR_PAIR.findall(found[1]))

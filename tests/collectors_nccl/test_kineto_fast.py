@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,6 +292,7 @@ def test_public_traces_alike_by_both_ways(tmp_path: Path) -> None:
 
 _PEAK = """
 import sys
+import time
 from pathlib import Path
 from xtune.collectors._base import Context, Source
 from xtune.collectors.kineto import COLLECTOR
@@ -316,3 +318,22 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
         )
         peaks.append(int(done.stdout))
     assert peaks[1] < peaks[0] + 20 and peaks[1] < 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" + b"1," * 100_000,
+        b"[" + b'{"a":NaN},' * 20_000 + b"{}]",
+        b"[" + b'{"ph":nan},' * 10_000 + b"{}]",
+        b"[" + b'{"ph":"a"b"},' * 5_000 + b"{}]",
+        b'[{"ph":"X","args":"' + b"},{" * 500_000 + b'"},{"ph":"X"}]',
+        b'[{"ph":"X","args":"' + b"x" * 9_000_000 + b'"},{"ph":"X"}]',
+        b'{"traceEvents":[' + b"},{" * 300_000,
+    ],
+    ids=["numbers", "NaN", "nan", "quotes", "boundaries", "long", "no start"],
+)
+def test_odd_traces_end_soon(tmp_path: Path, content: bytes) -> None:
+    started = time.process_time()
+    read_bytes(COLLECTOR, content, tmp_path)
+    assert time.process_time() - started < 5

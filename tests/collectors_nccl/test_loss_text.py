@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -436,3 +437,23 @@ def test_public_logs(collector: Collector, name: str, rows: int, cut: int) -> No
     read = read_path(collector, path)
     assert len(read.rows) == rows and len(read.rejects) == cut
     assert all(r["loss"] is None or 0 < r["loss"] < 100 for r in read.rows)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss\r" * 50_000,
+        "step 1 " * 500 + "loss",
+        "step 1 loss 2 " * 280,
+        "a: " * 1300 + "loss 1",
+        "{'loss': 1" * 350,
+        "| 1/2 [global_step= loss" * 150,
+        "step=1, skipped=1, lr=[" * 150 + "loss",
+        "step 1 " + " " * 3900 + "loss",
+        "step 1 loss 2 " * 100_000,
+    ],
+)
+def test_odd_lines_end_soon(tmp_path: Path, line: str) -> None:
+    started = time.process_time()
+    read_lines(tmp_path, TEXT, line)
+    assert time.process_time() - started < 3
