@@ -45,12 +45,12 @@ def test_it_is_listed_and_reads(environment: dict[str, str]) -> None:
     formats = json.loads(run(environment, "xtune", "collect", "--list", "--json"))["formats"]
     assert "power meter log: time host gpu watts" in [f["title"] for f in formats]
     log = Path(environment["PYTHONPATH"], "power.log")
-    log.write_text("1750000000.5 gpu-17 0 412.5\nnoise\n1750000001.5 gpu-17 1 98.0\n")
+    log.write_text("1750000000.5 gpu-17 0 412.5\n1750000001.5 gpu-17 1 98.0\nnoise\n")
     summary = json.loads(run(environment, "xtune", "collect", str(log), "--json"))
     (file,) = summary["files"]
     assert (file["kind"], file["rows"], file["rejected"]) == ("site_power", {"gpu_samples": 2}, 1)
     assert file["first_ts"] == "2025-06-15T15:06:40.500000000Z"
-    assert file["reasons"][0]["offset"] == "line 2"
+    assert file["reasons"][0]["offset"] == "line 3"
 
 
 def test_it_passes_the_suite(environment: dict[str, str]) -> None:
