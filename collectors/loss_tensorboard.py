@@ -15,12 +15,21 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._base import (
+    Collector,
+    Context,
+    Item,
+    Note,
+    Reject,
+    RowBuffer,
+    Source,
+    Unknown,
+)
 from xtune.collectors._event_proto import event_class
 from xtune.collectors._mapping import Mapped
 from xtune.collectors._steps import MEASURES, Measure, Plan, as_column
@@ -32,6 +41,7 @@ from xtune.collectors._values import scaled
 _DT_FLOAT, _DT_DOUBLE = 1, 2
 _OPEN_STEPS = 4096
 _HELD = 2_000_000
+_TAGS = 1000
 
 
 class LossTensorboard(Collector):
@@ -55,7 +65,7 @@ class LossTensorboard(Collector):
         restarts = _Restarts()
         held: _Held | None = _Held()
         said: list[Reject | Note] = []
-        for item in _scalars(source, measures):
+        for item in _scalars(source, measures, first=True):
             if not isinstance(item, _Scalar):
                 said.append(item)
                 continue
@@ -64,7 +74,7 @@ class LossTensorboard(Collector):
             if held is not None and not held.add(item):
                 held = None
         log = _Rows(context, restarts)
-        again = _scalars(source, measures) if held is None else held.scalars()
+        again = _scalars(source, measures, first=False) if held is None else held.scalars()
         for item in again:
             if isinstance(item, _Scalar):
                 yield from log.add(item)
@@ -119,6 +129,7 @@ class _Measures:
         self._known: dict[str, Measure | None] = {}
         self._by_bytes: dict[bytes, tuple[str, Measure | None]] = {}
         self.found = 0
+        self.left: Counter[str] = Counter()
 
     def of(self, raw: bytes) -> tuple[str, Measure | None]:
         """The tag as text, and its measure if it is one."""
@@ -143,17 +154,19 @@ class _Measures:
             self._known[tag] = measure
         return self._known[tag]
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[Note | Unknown]:
         yield from self._mapped.notes()
-        left = [tag for tag, measure in self._known.items() if measure is None]
-        if left:
-            names = ", ".join(tag[:40] for tag in left[:12]) + (", ..." if left[12:] else "")
-            yield Note(f"tags that are no measure of a step: {names} (name one with --map)")
+        if self.left:
+            yield Note("values of tags that are no measure of a step: left out (--map names one)")
+        for tag, count in self.left.items():
+            yield Unknown(tag, count)
         if not self.found:
             yield Note("no loss or other measure of a step in this event file")
 
 
-def _scalars(source: Source, measures: _Measures) -> Iterator[_Scalar | Reject | Note]:
+def _scalars(
+    source: Source, measures: _Measures, *, first: bool
+) -> Iterator[_Scalar | Reject | Note]:
     from google.protobuf.message import DecodeError
 
     parse = event_class().FromString
@@ -174,6 +187,8 @@ def _scalars(source: Source, measures: _Measures) -> Iterator[_Scalar | Reject |
                 step = event.step
                 for value in event.summary.value:
                     tag, measure = measures.of(value.tag)
+                    if measure is None and (tag in measures.left or len(measures.left) < _TAGS):
+                        measures.left[tag] += first
                     scalar = None if measure is None or step < 0 else _number(value)
                     if scalar is not None and measure is not None:
                         yield _Scalar(index, tag, measure, step, event.wall_time, scalar)
