@@ -148,6 +148,9 @@ class Collector(ABC):
     version: ClassVar[int] = 1
     #: The rows depend on the file's name too (a rank in it): equal files of two names are two.
     name_tells: ClassVar[bool] = False
+    #: Set where it takes its own lines out of a log that other programs write to as well: one
+    #: word for all collectors of the same kind of lines. Those of other kinds read it too.
+    lines_of: ClassVar[str] = ""
     #: Each line gives its rows whatever stands before it: of a file that grows the tail is read.
     tail_lines: ClassVar[bool] = False
 

@@ -78,7 +78,6 @@ class TextReader:
         self._named: tuple[str, str] | None = None
         self._pending: Interrupted | None = None
         self._tuned: dict[tuple[str | None, str], tuple[str, str]] = {}
-        self._calls = 0
 
     def _new(self) -> _Table:
         self._opened = False
@@ -96,8 +95,6 @@ class TextReader:
         yield from lines.rejects
         if not self._tests:
             yield Note("no table of nccl-tests in this file")
-        if self._calls:
-            yield Note("COLL lines of NCCL's log: --kind nccl_debug reads them", self._calls)
 
     def _line(self, line: Line) -> Iterator[Item]:
         words = line.text
@@ -110,8 +107,6 @@ class TextReader:
         elif tuned := _TUNED.search(words):
             if len(self._tuned) < _MAX_TUNED:
                 self._tuned[canonical_op(tuned[1]), tuned[2]] = tuned[3], tuned[4]
-        elif "opCount" in words and "NCCL INFO" in words:
-            self._calls += 1
         elif "_perf" in words:
             # ``+ srun ./all_reduce_perf -b 8``: names the next test of a version that does not.
             self._named = program_op(words) or self._named

@@ -26,6 +26,7 @@ class LossMegatron(Collector):
 
     name = "loss_megatron"
     title = "Megatron-LM stdout (iteration N/M | ... | lm loss: ...)"
+    lines_of = "training"
     produce = "redirect pretrain_gpt.py's stdout to a file (--log-interval 1 for each step)"
     gives = "loss, gradient norm, learning rate, step time and skipped steps of each interval"
     lacks = "steps between two lines: losses and times are means over the log interval"

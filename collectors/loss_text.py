@@ -23,6 +23,7 @@ class LossText(Collector):
 
     name = "loss_text"
     title = "loss lines of DeepSpeed, NeMo, Hugging Face, torchtitan, nanoGPT, llm.c and similar"
+    lines_of = "training"
     produce = "redirect the trainer's stdout and stderr to a file: srun -o train_%j.log ..."
     gives = "loss, gradient norm, learning rate and step time as far as the lines say them"
     lacks = "steps between two lines; tokens; a step where Hugging Face draws no progress bar"

@@ -33,6 +33,7 @@ class NcclDebug(Collector):
 
     name = "nccl_debug"
     title = "NCCL and RCCL logs (NCCL_DEBUG=INFO)"
+    lines_of = "training"
     produce = (
         "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING NCCL_DEBUG_FILE=nccl.%h.%p"
         " NCCL_DEBUG_TIMESTAMP_LEVELS=ALL in the job's environment; or the job's stdout"

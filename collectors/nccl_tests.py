@@ -47,6 +47,7 @@ class NcclTests(Collector):
 
     name = "nccl_tests"
     title = "nccl-tests and rccl-tests output (text, JSON, CSV)"
+    lines_of = "nccl-tests"
     produce = "all_reduce_perf -b 8 -e 8G -f 2 -g 8 [-J out.json] > all_reduce.log"
     gives = "time, algorithm and bus bandwidth of each size, out-of-place and in-place"
     lacks = "averages only: no rank, no time of day, no single operation"

@@ -9,6 +9,7 @@ from pathlib import Path
 from xtune.collectors import _registry
 from xtune.collectors._base import GZIP_MAGIC, Collector, Reject
 from xtune.errors import UsageError
+from xtune.ingest._together import with_others
 
 # A collector may be vaguely reminded of a folder; to read it whole instead of its files it must
 # be rather sure.
@@ -61,7 +62,7 @@ class Claims:
             return self._forced
         best = _registry.claim_best(path, head, self._collectors) if self._collectors else None
         if best is not None:
-            return best[0]
+            return with_others(best[0], path, head, self._collectors)
         for offset, magic, what, hint in _ARCHIVES:
             if head[offset : offset + len(magic)] == magic:
                 return Reject("file", f"is {what}", hint)
