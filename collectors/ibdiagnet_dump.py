@@ -43,7 +43,7 @@ def _number(text: str, base: int = 10) -> int | None:
 
 def _rate(width: str, lane_gbps: str) -> float | None:
     lanes = lanes_of(width)
-    match = re.fullmatch(r"\d+(?:\.\d+)?", lane_gbps)
+    match = re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", lane_gbps)
     return (lanes * float(lane_gbps) or None) if lanes and match else None
 
 
