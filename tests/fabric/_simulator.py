@@ -126,10 +126,21 @@ class Simulator:
         return {**clean, "PATH": f"{self.path}:{os.environ['PATH']}"}
 
     def tool(self, *command: str) -> str:
-        """What a tool writes to its standard output; its own error stream is dropped."""
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.environment, timeout=30, check=False
-        )
+        """What a tool writes to its standard output; its own error stream is dropped.
+
+        Under the simulator a tool crashes now and then: it is run again.
+        """
+        for _ in range(3):
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=self.environment,
+                timeout=30,
+                check=False,
+            )
+            if done.returncode in (0, 1):
+                break
         return done.stdout
 
     def set(self, node: str, port: int, values: Mapping[str, int], *, is_host: bool) -> None:

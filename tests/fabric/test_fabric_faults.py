@@ -263,3 +263,13 @@ def test_a_switch_whose_ports_have_another_guid_than_its_node() -> None:
     )
     found = rows(read(Tools(discover=said(other), errors=said(errors, status=1))))
     assert found[f"{SWITCH}/1"]["link_downed"] == 2 and len(found) == 2
+
+
+def test_a_tool_that_crashes_is_run_once_more() -> None:
+    tools = Tools(data=[said("", status=-11), said(DATA_TEXT)])
+    result = read(tools)
+    assert len(rows(result)) == 2 and not result.rejects
+    assert [c[:2] for c in tools.asked if "--counters" in c] == [DATA[:2]] * 2
+    result = read(Tools(errors=[said("", status=-11), said("", status=-11)]))
+    assert [r.reason for r in result.rejects] == ["ended with status -11: without a word"]
+    assert {r["port_xmit_wait"] for r in result.counters} == {None}

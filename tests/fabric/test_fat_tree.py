@@ -127,9 +127,10 @@ def lake(fabric: Simulator, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["samples"] == 1 and document["problems"] == []
-    # One discovery, two readings, and two questions to one node of each kind of device.
-    assert document["processes"] == 1 + 2 + 2 * 2
+    assert (document["samples"], document["problems"]) == (1, [])
+    # One discovery, two readings, and two questions to one node of each kind of device; one that
+    # crashes under the simulator is run again.
+    assert 1 + 2 + 2 * 2 <= document["processes"] <= 1 + 2 + 2 * 2 + 2
     save_outputs(fabric, folder.parent / "texts")
     return folder
 
@@ -329,7 +330,8 @@ def test_rates_follow_from_what_was_read(fabric: Simulator, tmp_path: Path) -> N
     process = subprocess.Popen(
         f"{sys.executable} -m xtune collect --fabric --duration 5s --lake {tmp_path}".split(),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         env=fabric.environment,
     )
     for second in range(1, 8):
@@ -339,12 +341,14 @@ def test_rates_follow_from_what_was_read(fabric: Simulator, tmp_path: Path) -> N
         }
         fabric.set(leaf, port, values, is_host=False)
         time.sleep(0.8)
-    assert process.wait(timeout=60) == 0
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
     fabric.set(leaf, port, {"PortCounters.PortXmitWait": 0}, is_host=False)
     raw = [r for r in rows_of(tmp_path, "link_counters") if r["link"] == f"{leaf}/{port}"]
     raw.sort(key=lambda r: r["ts"])
-    kept = [r for r in raw if r["port_xmit_data"] >= 10**12]
-    assert len(kept) >= 2
+    kept = [r for r in raw if r["port_xmit_data"] is not None]
+    kept = [r for r in kept if r["port_xmit_data"] >= 10**12]
+    assert len(kept) >= 2, said
     assert xtune(fabric, "rebuild", "--lake", str(tmp_path)).returncode == 0
     rates = {
         r["ts"]: r
@@ -354,6 +358,7 @@ def test_rates_follow_from_what_was_read(fabric: Simulator, tmp_path: Path) -> N
     for before, after in itertools.pairwise(kept):
         rate, seconds = rates[after["ts"]], (after["ts"] - before["ts"]) / 1e9
         sent = 4 * (after["port_xmit_data"] - before["port_xmit_data"])
+        assert None not in (before["port_xmit_wait"], after["port_xmit_wait"]), said
         waited = after["port_xmit_wait"] - before["port_xmit_wait"]
         assert rate["tx_gbps"] == pytest.approx(sent * 8 / 1e9 / seconds, rel=1e-6)
         # Eight byte times a tick, at 200 Gb/s.
