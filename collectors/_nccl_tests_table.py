@@ -22,7 +22,7 @@ from xtune.collectors._nccl_tests_row import (
     row,
 )
 from xtune.collectors._textlines import Lines
-from xtune.collectors._values import small
+from xtune.collectors._values import real, small
 
 _HALVES = ((True, ("inplace", "ip")), (False, ("outofplace", "oop", "op")))
 _NAMES = {
@@ -53,6 +53,17 @@ class Columns:
 
     shared: dict[str, int] = field(default_factory=dict)
     halves: dict[bool | None, dict[str, int]] = field(default_factory=dict)
+
+    def measured(self, line: str) -> bool:
+        """Whether a line has a number for time or bandwidth: a plan of operations has none."""
+        cells = line.split(",")
+        places = [
+            half[name]
+            for half in self.halves.values()
+            for name in ("time", "algbw", "busbw")
+            if name in half
+        ]
+        return any(real(cells[at].strip()) is not None for at in places if at < len(cells))
 
     @property
     def useful(self) -> bool:

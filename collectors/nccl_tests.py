@@ -61,8 +61,12 @@ class NcclTests(Collector):
             return 0.97
         if not _is_table(words):
             return 0.0
-        header = next(filter(is_header, words.splitlines()[:BEFORE]))
-        return 0.9 if columns(header.split(",")).useful else 0.6
+        lines = words.splitlines()
+        at = next(number for number, line in enumerate(lines) if is_header(line))
+        layout = columns(lines[at].split(","))
+        if not layout.useful:
+            return 0.6
+        return 0.9 if any(map(layout.measured, lines[at + 1 :])) else 0.0
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row for each half of each line."""

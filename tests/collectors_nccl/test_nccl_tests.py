@@ -477,3 +477,9 @@ def test_samples_agree_with_the_tests_own_averages() -> None:
                 if row["extra"]["test"] == str(number)
             ]
             assert sum(mine) / len(mine) == pytest.approx(float(average), abs=0.006)
+
+
+def test_a_plan_of_operations_is_no_measurement(tmp_path: Path) -> None:
+    planned = b"comm_type,msg_size,_elapsed_time,algbw,busbw\nall_reduce,8,None,None,None\n"
+    assert COLLECTOR.claim(tmp_path / "plan.csv", planned) == 0.0
+    assert COLLECTOR.claim(tmp_path / "plan.csv", planned.replace(b"None", b"9.5")) == 0.9

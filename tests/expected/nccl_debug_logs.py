@@ -13,7 +13,7 @@ EXPECTED = {
     ),
     # The job is nccl-tests: its results are read, not the lines of NCCL around them.
     "whk_h100_g2_auto_nccl2.29.2.log": Expected(
-        kind="nccl_tests",
+        kind="nccl_debug+nccl_tests",
         rows={"collectives": 12},
         how="6 sizes from 268435456 to 8589934592, out of place and in place",
     ),
