@@ -19,7 +19,7 @@ from xtune.collectors._textlines import READ_ERRORS
 _CHUNK = 1 << 20
 _HEADER = 1 << 22
 #: An element longer than this is left out.
-MAX_ITEM = 1 << 24
+MAX_ITEM = 1 << 23
 _BETWEEN = re.compile(r"[\s,]*")
 _HALF = re.compile(r"[A-Za-z0-9.+-]{0,64}\s*$")  # of a literal, at the end of the text
 _DECODER = json.JSONDecoder()
