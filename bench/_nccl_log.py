@@ -117,9 +117,12 @@ def _call(draw: random.Random, size: int) -> tuple[str, int, int, int, int]:
     name = draw.choice(
         ("AllReduce", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Send", "Recv")
     )
-    peer = draw.randrange(size) if name in ("Broadcast", "Send", "Recv") else 0
+    count = draw.choice((1, 3145, 2**20, 9984512, 2359808))
+    if name in ("Send", "Recv"):  # between stages of a pipeline
+        return name, count, 9, 0, draw.choice((1, size - 1))
     redop = draw.choice((0, 0, 4)) if "Reduce" in name else 0
-    return name, draw.choice((1, 3145, 2**20, 9984512, 2359808)), draw.choice(_DTYPES), redop, peer
+    root = draw.choice((0, 0, 0, size - 1)) if name == "Broadcast" else 0
+    return name, count, draw.choice(_DTYPES), redop, root
 
 
 def _tuning(

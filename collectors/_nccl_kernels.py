@@ -299,6 +299,7 @@ def scan(
     call_slots, call_rows, call_size = calls
     words, lengths, flags, firsts = lexicon
     key = np.zeros(KEY_BYTES, np.uint8)
+    key_at, keys_at = key.ctypes.data, head_keys.ctypes.data
     found = np.zeros(6, np.int64)
     use = np.zeros(USE_WIDTH, np.int64)
     call = np.zeros(CALL_WIDTH, np.int64)
@@ -334,13 +335,13 @@ def scan(
                     length = tid_end - head
                     if length <= KEY_BYTES - 8:
                         items[made, PREFIX] = number_of_key(
-                            data, head, length, head_slots, head_keys, head_sizes
+                            data, head, length, head_slots, head_keys, keys_at, head_sizes
                         )
                 else:
                     length = mask_head(data, start, head, tid_end, zone, key, found)
                     if length > 0:
                         items[made, PREFIX] = number_of_key(
-                            key.ctypes.data, 0, length, head_slots, head_keys, head_sizes
+                            key_at, 0, length, head_slots, head_keys, keys_at, head_sizes
                         )
                 items[made, CALL] = _known_call(call, call_slots, call_rows, call_size)
                 items[made, USE] = 0

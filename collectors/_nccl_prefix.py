@@ -198,7 +198,9 @@ def mask_head(data: Any, start: Any, head: Any, end: Any, zone: Any, key: Any, f
 
 
 @compiled
-def number_of_key(data: Any, at: Any, length: Any, slots: Any, keys: Any, sizes: Any) -> Any:
+def number_of_key(
+    data: Any, at: Any, length: Any, slots: Any, keys: Any, keys_at: Any, sizes: Any
+) -> Any:
     """Number of ``data[at : at + length]``, a new one where new; -1 where the table is full."""
     hashed = np.uint64(length)
     whole = length & ~7
@@ -215,10 +217,10 @@ def number_of_key(data: Any, at: Any, length: Any, slots: Any, keys: Any, sizes:
             base = row * KEY_BYTES
             same = left == 0 or (
                 first_bytes(load_eight(data, at + whole), left)
-                == load_eight(keys.ctypes.data, base + whole)
+                == load_eight(keys_at, base + whole)
             )
             for i in range(0, whole, 8):
-                same = same and load_eight(data, at + i) == load_eight(keys.ctypes.data, base + i)
+                same = same and load_eight(data, at + i) == load_eight(keys_at, base + i)
             if same:
                 return row
         place = (place + 1) & (slots.shape[0] - 1)

@@ -24,6 +24,7 @@ from xtune.collectors._nccl_kernels import (
 )
 from xtune.collectors._nccl_machine import (
     compiled,
+    inlined,
     leading_zeros,
     load_eight,
     store_eight,
@@ -91,11 +92,18 @@ def settle(
     return at, filled, let_go
 
 
-@compiled
+@inlined
 def _copy(source: Any, first: Any, size: Any, target: Any, at: Any) -> Any:
     """Copy bytes, and up to seven more: what comes after is written later."""
     for i in range(0, size, 8):
         store_eight(target, at + i, load_eight(source, first + i))
+
+
+@inlined
+def _copy_ends(ends: Any, low: Any, high: Any, shift: Any, target: Any, entry: Any) -> Any:
+    """Ends of the entries of a part, moved to where its bytes are now."""
+    for e in range(high - low):
+        target[entry + e] = ends[low + 1 + e] + shift
 
 
 @compiled
@@ -108,6 +116,9 @@ def write_extras(
     A part is (bytes of keys, ends of keys, bytes of values, ends of values, first entry), where
     ends begin with 0. Returns how many entries there are.
     """
+    # Taken apart once: to count references to arrays costs more than to copy a row.
+    call_keys, call_key_ends, call_values, call_value_ends, call_first = call_parts
+    user_keys, user_key_ends, user_values, user_value_ends, user_first = user_parts
     hexits = (48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 97, 98, 99, 100, 101, 102)
     key_at = value_at = entry = np.int64(0)
     for r in range(users.shape[0]):
@@ -121,18 +132,23 @@ def write_extras(
         value_at += digits
         key_ends[entry], value_ends[entry] = key_at, value_at
         entry += 1
-        for part, which in ((call_parts, calls[r]), (user_parts, users[r])):
-            part_keys, part_key_ends, part_values, part_value_ends, part_first = part
-            low, high = part_first[which], part_first[which + 1]
-            from_key, from_value = part_key_ends[low], part_value_ends[low]
-            _copy(part_keys, from_key, part_key_ends[high] - from_key, keys, key_at)
-            _copy(part_values, from_value, part_value_ends[high] - from_value, values, value_at)
-            key_shift, value_shift = key_at - from_key, value_at - from_value
-            for e in range(low + 1, high + 1):
-                key_ends[entry] = part_key_ends[e] + key_shift
-                value_ends[entry] = part_value_ends[e] + value_shift
-                entry += 1
-            key_at = part_key_ends[high] + key_shift
-            value_at = part_value_ends[high] + value_shift
+
+        low, high = call_first[calls[r]], call_first[calls[r] + 1]
+        from_key, from_value = call_key_ends[low], call_value_ends[low]
+        key_size, value_size = call_key_ends[high] - from_key, call_value_ends[high] - from_value
+        _copy(call_keys, from_key, key_size, keys, key_at)
+        _copy(call_values, from_value, value_size, values, value_at)
+        _copy_ends(call_key_ends, low, high, key_at - from_key, key_ends, entry)
+        _copy_ends(call_value_ends, low, high, value_at - from_value, value_ends, entry)
+        key_at, value_at, entry = key_at + key_size, value_at + value_size, entry + high - low
+
+        low, high = user_first[users[r]], user_first[users[r] + 1]
+        from_key, from_value = user_key_ends[low], user_value_ends[low]
+        key_size, value_size = user_key_ends[high] - from_key, user_value_ends[high] - from_value
+        _copy(user_keys, from_key, key_size, keys, key_at)
+        _copy(user_values, from_value, value_size, values, value_at)
+        _copy_ends(user_key_ends, low, high, key_at - from_key, key_ends, entry)
+        _copy_ends(user_value_ends, low, high, value_at - from_value, value_ends, entry)
+        key_at, value_at, entry = key_at + key_size, value_at + value_size, entry + high - low
         map_ends[r] = entry
     return entry

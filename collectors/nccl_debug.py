@@ -5,7 +5,8 @@ same on all ranks of a communicator. ``seq`` is that order, counted here from 0 
 communicator: ``opCount`` is no such number (it rises per launch, or stays 0, depending on the
 version; it is hexadecimal and kept in ``extra``). A log that starts late starts its count late.
 
-``comm`` is the commId of the Init lines. Without them a pointer is all there is: ``comm`` is null,
+``comm`` is the commId of the Init lines, or the hash that NCCL makes of what the line of a split
+says (parent, count, color). Without them a pointer is all there is: ``comm`` is null,
 ``extra`` has ``comm_pointer`` and, where it may be one communicator seen by several processes,
 ``comm_candidate``.
 
