@@ -22,7 +22,7 @@ from xtune.collectors._nccl_call import Call, Choice
 from xtune.collectors._nccl_columns import Shared, batch, times
 from xtune.collectors._nccl_comms import Survey
 from xtune.collectors._nccl_lines import MARKS, split_messages
-from xtune.collectors._nccl_log import WORDS, NcclLog, Thread
+from xtune.collectors._nccl_log import WORDS, NcclLog, Thread, nowhere
 from xtune.collectors._nccl_scan import Scanner, unpacked
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import LINE_LIMIT, READ_ERRORS, Line
@@ -137,6 +137,7 @@ class FastLog:
                     scans = known.scans if known else []
                     yield from run.block(block, scans)
                     blocks.number = known.following if known and scans else run.number
+                    scans.clear()
                 found += blocks.rejects
         except READ_ERRORS as error:
             found.append(Reject("file", f"cannot be read again: {error}"))
@@ -228,8 +229,9 @@ class _Run:
             yield from self._settle(block, first)
 
     def end(self) -> Iterator[Item]:
-        """What is still in columns."""
+        """What is still in columns; the log then has all rows that threads hold."""
         yield from self._flush()
+        self._log.elsewhere = nowhere
 
     def _settle(self, block: Block, at: int) -> Iterator[Item]:
         """Settle the items from ``at`` on, which are of this block."""

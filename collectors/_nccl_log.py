@@ -55,6 +55,11 @@ def survey_line(line: Line, survey: Survey) -> None:
         survey.see_use(messages[0].process, messages[0].tid, found["comm"], ranks)
 
 
+def nowhere(_: Thread) -> dict[str, Any] | None:
+    """No row of a thread is held but in the log itself."""
+    return None
+
+
 class NcclLog:
     """Second pass: holds, per thread, one row that a TUNING message may complete.
 
@@ -79,7 +84,7 @@ class NcclLog:
         self.stamps = StampReader(context)
         self.held: dict[Thread, dict[str, Any]] = {}
         self.touched: set[Thread] = set()
-        self.elsewhere: Callable[[Thread], dict[str, Any] | None] = lambda _: None
+        self.elsewhere: Callable[[Thread], dict[str, Any] | None] = nowhere
 
     @property
     def waits(self) -> bool:
