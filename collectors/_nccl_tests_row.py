@@ -153,7 +153,7 @@ def row(test: Test, half: Measurement, context: Context) -> dict[str, Any]:
         "duration_ns": scaled(time.value, half.time_ns) if time else None,
         "job": context.job,
         "host": hosts[0] if len(hosts) == 1 else None if hosts else context.host,
-        "comm_size": small(test.ranks),
+        "comm_size": small(test.ranks) or None,
         "op": text(test.op, 64),
         "dtype": _DTYPES.get(dtype, torch_dtype(dtype) or dtype) if dtype else None,
         "message_bytes": natural(half.size),

@@ -37,7 +37,7 @@ from xtune.collectors._nsight_db import (
 )
 from xtune.collectors._nsight_nvtx import Call, Calls, process_of
 from xtune.collectors._textlines import READ_ERRORS
-from xtune.collectors._values import as_extra, natural, positive, small, text, whole
+from xtune.collectors._values import as_extra, member, natural, positive, small, text, whole
 
 
 class Nsight(Collector):
@@ -242,9 +242,9 @@ class _Report:
             "job": self._context.job,
             "host": self._host,
             "rank": None if self._several else self._context.rank,
-            "comm_rank": own,
+            "comm_rank": member(own, ranks),
             "comm": hash_comm(comm) if comm else None,
-            "comm_size": ranks,
+            "comm_size": ranks or None,
             "op": text(op, 256),
             "message_bytes": natural(size),
             "extra": as_extra(
