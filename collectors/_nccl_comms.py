@@ -155,6 +155,8 @@ class Comms:
         if name:
             self.names.add(name)
         rank, ranks = int(found[2]), int(found[3])
+        if rank >= ranks:
+            return  # two lines run together, or damage
         comm = self._alive.get(key)
         same = comm is not None and (comm.rank, comm.ranks) == (rank, ranks)
         if comm is None or not same or (name and comm.name and comm.name != name):
