@@ -20,6 +20,7 @@ NODE, TREYDOCK, GUILBAULTS = "node_exporter", "infiniband_exporter", "infiniband
 DCGM, XPU_GPU = "dcgm-exporter", "xpu_timer"
 ETHTOOL = "node_exporter ethtool"
 XPU_COLLECTIVE, INSPECTOR = "xpu_timer collectives", "NCCL Inspector"
+_MAX_DIGITS = 400
 #: Exporters of ports, whose figures are counts but for the gauges below.
 PORTS = frozenset({NODE, TREYDOCK, GUILBAULTS})
 #: Exporters on the host of the ports themselves.
@@ -254,6 +255,8 @@ def count(text: str) -> int | float | None:
     """
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
+    if "_" in text or len(text) > _MAX_DIGITS:
+        raise ValueError("Python's own way to write a number, or none at all")
     number = float(text)
     if not math.isfinite(number):
         return None

@@ -8,13 +8,14 @@ from typing import Any
 
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
+_DIGITS = 400  # of the longest double, written out
 
 
 def whole(value: Any, *, low: int = -INT64_MAX, high: int = INT64_MAX) -> int | None:
     """``value`` as an integer within ``low..high``; accepts integral floats and decimal text."""
     if isinstance(value, str):
         try:
-            value = int(value[:40])
+            value = int(_number(value))
         except ValueError:
             return None
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
@@ -22,6 +23,11 @@ def whole(value: Any, *, low: int = -INT64_MAX, high: int = INT64_MAX) -> int | 
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if low <= value <= high else None
+
+
+def _number(value: str) -> str:
+    """``value``, empty where Python alone takes it for a number (``1_000``) or none is so long."""
+    return "" if "_" in value or len(value) > _DIGITS else value
 
 
 def small(value: Any) -> int | None:
@@ -50,7 +56,7 @@ def real(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return float(value[:64] if isinstance(value, str) else value)
+        return float(_number(value) if isinstance(value, str) else value)
     except (ValueError, OverflowError):
         return None
 
