@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from xtune.collectors._ib import WIDTHS, kernel_name
+from xtune.collectors._ib import U64_MAX, WIDTHS, kernel_name
+from xtune.collectors._values import whole
 from xtune.tables import COUNTERS
 
 
@@ -156,7 +157,7 @@ def is_headerless(cells: list[str]) -> bool:
     """Whether cells are a side, a known counter, its values before and after, and the change."""
     if len(cells) != len(HEADERLESS) or not counter_of(cells[1]):
         return False
-    before, after, change = cells[2:]
-    if not (before.isdigit() and after.isdigit() and change.lstrip("-").isdigit()):
+    before, after, change = (whole(cell, low=-U64_MAX, high=U64_MAX) for cell in cells[2:])
+    if before is None or after is None or change is None:
         return False
-    return int(after[:20]) - int(before[:20]) == int(change[:20])
+    return before >= 0 and after - before == change

@@ -21,11 +21,15 @@ _EPOCH_DIGITS = re.compile(r"(?<!\d)(\d{19}|\d{16}|\d{13}|\d{10})(?!\d)")
 MAX_NS = 2**63 - 1
 
 
+def held(ns: int) -> int | None:
+    """``ns`` where a time column holds it: from 1970 to 2262."""
+    return ns if 0 <= ns <= MAX_NS else None
+
+
 def to_ns(moment: datetime) -> int | None:
     """Nanoseconds since the epoch of an aware time; ``None`` outside the years 1970 to 2262."""
     delta = moment - _EPOCH
-    ns = (delta.days * 86400 + delta.seconds) * 10**9 + delta.microseconds * 1000
-    return ns if 0 <= ns <= MAX_NS else None
+    return held((delta.days * 86400 + delta.seconds) * 10**9 + delta.microseconds * 1000)
 
 
 def zone(context: Context) -> tzinfo | None:
@@ -52,8 +56,7 @@ def scale_epoch(value: int) -> tuple[int | None, str]:
         factor, unit = 1000, "us"
     else:
         factor, unit = 1, "ns"
-    ns = value * factor
-    return (ns if 0 <= ns <= MAX_NS else None), unit
+    return held(value * factor), unit
 
 
 def parse_utc_stamp(text: str) -> int | None:
@@ -70,7 +73,7 @@ def parse_utc_stamp(text: str) -> int | None:
         return None
     whole = to_ns(moment)
     fraction = int((match[3] or ".0")[1:].ljust(9, "0"))
-    return None if whole is None else whole + fraction
+    return None if whole is None else held(whole + fraction)
 
 
 def parse_local_stamp(text: str, context: Context) -> int | None:

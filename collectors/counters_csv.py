@@ -38,7 +38,7 @@ from xtune.collectors._ib import (
     told_unit,
 )
 from xtune.collectors._ib_text import clip
-from xtune.collectors._ib_time import content_id, fallback_time, scale_epoch
+from xtune.collectors._ib_time import content_id, fallback_time, held, scale_epoch
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import Lines
 from xtune.collectors._values import small, text, whole
@@ -129,10 +129,12 @@ class _Table:
         if abs(number) < _FIRST_EPOCH * per_second:
             self._offset(name, cell, about)
             return
-        if match[2]:
-            about["ts"] = number * 10**9 // per_second + _fraction(match[2], per_second)
-        else:
-            about["ts"] = scale_epoch(number)[0]
+        nanoseconds, unit = scale_epoch(number)
+        if nanoseconds is not None:
+            # What the number's size says it counts holds for its decimals too.
+            nanoseconds = held(nanoseconds + _fraction(match[2] or "", 10**9 // _SCALE[unit]))
+        self.notes["times before 1970 or after 2262: null"] += nanoseconds is None
+        about["ts"] = nanoseconds
 
     def _offset(self, name: str, cell: str, about: dict[str, Any]) -> None:
         match = _NUMBER.fullmatch(cell)
@@ -258,18 +260,18 @@ class _Table:
         before = self._last.get(link)
         if ts is not None:
             _remember(self._last, link, ts)
-        if match:
+        if match and float(match[0]) > 0:
             return float(match[0])
         return (
             (ts - before) / 1e9 if ts is not None and before is not None and ts > before else None
         )
 
 
-def _remember(held: OrderedDict[str, Any], key: str, value: Any) -> None:
-    held[key] = value
-    held.move_to_end(key)
-    if len(held) > _LINKS:
-        held.popitem(last=False)
+def _remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > _LINKS:
+        known.popitem(last=False)
 
 
 def _fraction(digits: str, per_second: int) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.collectors_ib.helpers import claims, run, run_text
 from tests.samples import samples
+from xtune.collectors.counters_csv import COLLECTOR
 
 AT = 1_709_652_347_000_000_000
 WIDE = """\
@@ -57,6 +58,7 @@ def test_a_sample_a_row(tmp_path: Path) -> None:
     [
         ("ts", "1709652347", AT),
         ("time", "1709652347.25", AT + 250_000_000),
+        ("time", "1709652347000.25", AT + 250_000),
         ("timestamp_ms", "1709652347000", AT),
         ("timestamp", "1709652347000000", AT),
         ("epoch_ns", str(AT), AT),
@@ -107,6 +109,30 @@ def test_differences_stand_apart_from_totals(tmp_path: Path) -> None:
     found = [(r["port_xmit_data"], r["port_xmit_wait"], r["interval_s"]) for r in result.counters]
     assert sorted(found, key=str) == [(10, None, None), (20, None, None), (None, 2, 2.0)]
     assert any("unknown time" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("cell", ["9223372036.9", "99999999999999999999.5", "-1709652347"])
+def test_a_time_that_no_column_holds_is_null(tmp_path: Path, cell: str) -> None:
+    text = f"time,device,port_xmit_data,port_rcv_data\n{cell},mlx5_0,5,6\n"
+    result = run_text("counters_csv", tmp_path, text)
+    assert [(r["ts"], r["port_xmit_data"]) for r in result.counters] == [(None, 5)]
+    assert "times before 1970 or after 2262: null" in result.notes
+
+
+def test_a_difference_needs_time_to_pass(tmp_path: Path) -> None:
+    text = "time,device,symbol_error_delta,interval_s\n"
+    text += "".join(f"{1709652347 + n},m,{n},{dt}\n" for n, dt in enumerate((-3, 0, 2.5)))
+    rows = run_text("counters_csv", tmp_path, text).counters
+    # The first is over an unknown time, the second over that since the row before it.
+    assert [(r["symbol_error"], r["interval_s"]) for r in rows] == [(1, 1.0), (2, 2.5)]
+
+
+@pytest.mark.parametrize("change", ["--1", "\u00b2", "1_0", ""])
+def test_rows_without_a_header_need_numbers(tmp_path: Path, change: str) -> None:
+    only = f"rx,symbol_error,1,2,{change}\n"
+    assert COLLECTOR.claim(tmp_path, only.encode()) == 0
+    text = f"rx,symbol_error,1,2,1\nrx,symbol_error,2,{change},{change}\n"
+    assert len(run_text("counters_csv", tmp_path, text).rejects) == 1
 
 
 def test_the_user_names_columns(tmp_path: Path) -> None:
