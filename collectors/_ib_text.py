@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 from xtune.collectors._base import Reject, Source
-from xtune.collectors._textlines import Rejects
+from xtune.collectors._textlines import READ_ERRORS, Rejects
 
 #: No line of these formats comes near; a file without line ends must not fill the memory.
 MAX_LINE_BYTES = 1 << 20
@@ -29,7 +28,7 @@ def read_lines(source: Source, damage: list[Reject] | Rejects) -> Iterator[tuple
                     damage.append(Reject(f"line {number}", "longer than 1 MiB: not this format"))
                     return
                 yield number, raw.decode("utf-8", "replace").rstrip("\r\n")
-    except (OSError, EOFError, zlib.error) as error:
+    except READ_ERRORS as error:
         damage.append(
             Reject(
                 f"after line {number}",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zlib
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from xtune.collectors._base import Context, Source
+from xtune.collectors._textlines import READ_ERRORS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAMP = re.compile(
@@ -76,17 +76,19 @@ def parse_utc_stamp(text: str) -> int | None:
     return None if whole is None else held(whole + fraction)
 
 
-def parse_local_stamp(text: str, context: Context) -> int | None:
-    """Nanoseconds of a C ``ctime`` such as ``Wed Aug  6 16:11:23 2025``, local to ``--tz``.
+def parse_ctime(text: str, local: tzinfo | None) -> int | None:
+    """Nanoseconds of a C ``ctime`` such as ``Wed Aug  6 16:11:23 2025``, or one with AM or PM.
 
-    The text has no zone: without one from the user the answer is ``None``.
+    The text has no zone: without one the answer is ``None``.
     """
-    match = re.search(r"[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})", text)
-    local = zone(context)
+    match = re.search(
+        r"[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?: ([AP]M))? \d{4})", text
+    )
     if not match or local is None:
         return None
+    form = "%b %d %I:%M:%S %p %Y" if match[2] else "%b %d %H:%M:%S %Y"
     try:
-        moment = datetime.strptime(" ".join(match[1].split()), "%b %d %H:%M:%S %Y")
+        moment = datetime.strptime(" ".join(match[1].split()), form)
     except ValueError:
         return None
     return to_ns(moment.replace(tzinfo=local))
@@ -146,6 +148,6 @@ def content_id(source: Source) -> str:
         with source.open() as stream:
             while block := stream.read1(1 << 20):
                 digest.update(block)
-    except (OSError, EOFError, zlib.error):
+    except READ_ERRORS:
         pass  # a cut gzip stream still has the content that could be read
     return f"unknown-{digest.hexdigest()[:12]}"

@@ -81,8 +81,10 @@ class StampReader:
     def _nanoseconds(self, stamp: re.Match[str]) -> int | None:
         year, month, day, hour, minute, second = (int(stamp[i]) for i in range(1, 7))
         nanos = int((stamp[7] or "").ljust(9, "0"))
-        zone = self._zone if stamp[8] is None else _offset(stamp[8])
         try:
+            if second > 60:  # 60 is a leap second
+                raise ValueError
+            zone = self._zone if stamp[8] is None else _offset(stamp[8])
             moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=zone)
             if stamp[8] is None and moment.utcoffset() != moment.replace(fold=1).utcoffset():
                 self._twice += 1
@@ -112,11 +114,16 @@ class StampReader:
 
 
 def _offset(zone: str) -> timezone:
+    """The offset that a stamp gives.
+
+    Raises:
+        ValueError: No clock has it.
+    """
     if zone == "Z":
         return UTC
     sign = -1 if zone[0] == "-" else 1
     digits = zone[1:].replace(":", "")
-    try:
-        return timezone(sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:])))
-    except ValueError:
-        return UTC
+    hours, minutes = int(digits[:2]), int(digits[2:])
+    if minutes > 59:
+        raise ValueError
+    return timezone(sign * timedelta(hours=hours, minutes=minutes))

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, tzinfo
 
 from xtune.collectors._base import Context
-from xtune.collectors._ib_time import MAX_NS, parse_local_stamp, scale_epoch
+from xtune.collectors._ib_time import held, parse_ctime, scale_epoch, zone
 from xtune.collectors._stamps import STAMP, StampReader
 
-_EPOCH = re.compile(r"(\d{10})\.(\d{1,9})|(\d{10}|\d{13}|\d{16}|\d{19})", re.ASCII)
+_EPOCH = re.compile(r"(\d{10})[.,](\d{1,9})|(\d{10}|\d{13}|\d{16}|\d{19})", re.ASCII)
+#: C's ctime, and what ``date`` prints in the C locale and in English ones.
 _CTIME = re.compile(
-    r"([A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d) (?:([A-Z]{2,5}|[+-]\d{2,4}) )?(\d{4})",
+    r"([A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?: [AP]M)?)"
+    r" (?:([A-Z]{1,5}|[+-]\d{2}(?:\d{2})?) )?(\d{4})",
     re.ASCII,
 )
-_FRAME = " \t#=*-"
+_FRAME = " \t#=*-[]"
+_LONGEST = 48
 
 
 class TimeLines:
@@ -29,17 +33,17 @@ class TimeLines:
 
     def __init__(self, context: Context) -> None:
         self.stamps = StampReader(context)
-        self._context = context
+        self._local = zone(context)
 
     def take(self, line: str) -> tuple[bool, int | None]:
         """Whether ``line`` is a time, and nanoseconds since the epoch where that is known."""
-        text = line.strip(_FRAME)
-        if not text or len(text) > 48:
+        text = line.strip()
+        if not text or len(text) > _LONGEST:
             return False, None
+        text = text.strip(_FRAME)
         epoch = _EPOCH.fullmatch(text)
         if epoch and epoch[1]:
-            ns = int(epoch[1]) * 10**9 + int(epoch[2].ljust(9, "0"))
-            return True, ns if ns <= MAX_NS else None
+            return True, held(int(epoch[1]) * 10**9 + int(epoch[2].ljust(9, "0")))
         if epoch:
             return True, scale_epoch(int(epoch[3]))[0]
         if STAMP.fullmatch(text):
@@ -47,8 +51,18 @@ class TimeLines:
         ctime = _CTIME.fullmatch(text)
         if ctime is None:
             return False, None
-        local = f"{ctime[1]} {ctime[3]}"
-        if ctime[2] in ("UTC", "GMT"):
-            return True, parse_local_stamp(local, Context(tz="UTC", now_ns=self._context.now_ns))
-        ns_or_none = parse_local_stamp(local, self._context)
-        return True, ns_or_none
+        local = self._zone(ctime[2])
+        if local is None:
+            self.stamps.unplaced(1)
+        return True, parse_ctime(f"{ctime[1]} {ctime[3]}", local)
+
+    def _zone(self, printed: str | None) -> tzinfo | None:
+        """The zone that ``date`` printed; a name such as CST, which many have, is the user's."""
+        if printed in ("UTC", "GMT", "Z"):
+            return UTC
+        if printed is None or printed[0] not in "+-":
+            return self._local
+        try:
+            return datetime.strptime(printed.ljust(5, "0"), "%z").tzinfo
+        except ValueError:
+            return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, Source
 from xtune.collectors._fabric_topology import LINE, Reading
 from xtune.collectors._ib_text import clip, read_lines
-from xtune.collectors._ib_time import fallback_time, parse_local_stamp
+from xtune.collectors._ib_time import fallback_time, parse_ctime, zone
 
 
 class Ibnetdiscover(Collector):
@@ -60,7 +60,7 @@ class Ibnetdiscover(Collector):
         yield from damage
         ts = reading.ts
         if ts is None and reading.local_stamp:
-            ts = parse_local_stamp(reading.local_stamp, context)
+            ts = parse_ctime(reading.local_stamp, zone(context))
             if ts is None:
                 yield Note("time without a zone: ts is null (--tz names the zone)")
         if ts is None:

@@ -36,12 +36,12 @@ def test_stamps_with_a_zone(text: str, wanted: int | None) -> None:
 
 def test_a_local_stamp_needs_a_zone() -> None:
     text = "# Topology file: generated on Sat Jan 31 12:00:00 2026"
-    assert times.parse_local_stamp(text, context()) is None
-    assert times.parse_local_stamp(text, context(tz="No/Such")) is None
-    assert times.parse_local_stamp(text, context(tz="UTC")) == NOON
-    tokyo = times.parse_local_stamp(text, context(tz="Asia/Tokyo"))
+    assert times.parse_ctime(text, None) is None
+    assert times.zone(context(tz="No/Such")) is None
+    assert times.parse_ctime(text, times.zone(context(tz="UTC"))) == NOON
+    tokyo = times.parse_ctime(text, times.zone(context(tz="Asia/Tokyo")))
     assert tokyo == NOON - 9 * 3600 * 10**9
-    assert times.parse_local_stamp("generated some day", context(tz="UTC")) is None
+    assert times.parse_ctime("generated some day", UTC) is None
 
 
 @pytest.mark.parametrize(
