@@ -7,6 +7,7 @@ import os
 import subprocess
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from xtune.lake import Lake
 LOSS = b"step,loss\n" + b"".join(b"%d,%.2f\n" % (n, 9 - n / 10) for n in range(5))
 
 
-def run(lake: Path, path: Path) -> IngestSummary:
+def run(lake: Path, path: Path | str, stdin: bytes = b"") -> IngestSummary:
     context = Context(now_ns=time.time_ns)
-    return collect(Lake.open(lake, create=True), [str(path)], context=context)
+    opened = Lake.open(lake, create=True)
+    return collect(opened, [str(path)], context=context, stdin=io.BytesIO(stdin))
 
 
 def write(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo, mode: str = "w") -> Path:
@@ -94,7 +96,7 @@ def test_nothing_lands_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(os.listdir(tmp_path)) == ["evil.tar", "lake", "outside", "scratch"]
     read = {result.path.removeprefix(f"{path}/") for result in summary.files if result.rows}
     assert read == {"good.txt"} or read == {"good.txt", "way/through.txt"}
-    refused = " ".join(result.path for result in summary.files if result.state == "rejected")
+    refused = " ".join(reason.offset for result in summary.files for reason in result.reasons)
     for name in ("../up.txt", "absolute.txt", "pipe"):
         assert name in refused
     assert not any(scratch.iterdir())
@@ -107,6 +109,50 @@ def test_a_cut_archive_keeps_the_members_before(tmp_path: Path) -> None:
     summary = run(tmp_path / "lake", path)
     assert summary.rows == {"steps": 5}
     assert any("damaged archive" in result.reasons[0].reason for result in summary.files[:1])
+
+
+def test_each_refused_member_is_told_once(tmp_path: Path) -> None:
+    """Also of an archive within one, which is unpacked elsewhere each time."""
+    fifo, device = tarfile.TarInfo("pipe"), tarfile.TarInfo("device")
+    fifo.type, device.type = tarfile.FIFOTYPE, tarfile.CHRTYPE
+    inner = write(tmp_path / "inner.tar", ("../a.txt", LOSS), ("/b.txt", LOSS), fifo, device)
+    path = write(tmp_path / "logs.tar", ("inner.tar", inner.read_bytes()))
+    for _ in range(2):
+        summary = run(tmp_path / "lake", path)
+        told = [(result.path, result.reasons[0].offset) for result in summary.files]
+        offsets = ("member ../a.txt", "member /b.txt", "member pipe", "member device")
+        assert told == [(f"{path}/inner.tar", offset) for offset in offsets]
+        rejected = Lake.open(tmp_path / "lake").read("rejected")
+        assert sorted(rejected["offset"].to_pylist()) == sorted(offsets)
+
+
+def test_archives_too_deep_are_refused_not_read_as_text(tmp_path: Path) -> None:
+    content, name = LOSS, "loss.txt"
+    for depth in range(4):
+        path = write(tmp_path / f"{depth}.tar", (name, content))
+        content, name = path.read_bytes(), path.name
+    (result,) = run(tmp_path / "lake", path).files
+    assert (result.path, result.state) == (f"{path}/2.tar/1.tar/0.tar", "rejected")
+    assert result.reasons[0].reason == "an archive within 3 archives"
+    assert run(tmp_path / "other", tmp_path / "2.tar").rows == {"steps": 5}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_in_a_pipe(tmp_path: Path, mode: str) -> None:
+    """``tar -c logs | xtune collect -``."""
+    path = write(tmp_path / "a.tar", ("a.txt", LOSS), ("b.bin", b"\0nothing"), mode=mode)
+    first = run(tmp_path / "lake", "-", path.read_bytes())
+    assert [result.path for result in first.files] == ["-/a.txt", "-/b.bin"]
+    assert first.rows == {"steps": 5}
+    second = run(tmp_path / "lake", "-", path.read_bytes())
+    assert [result.state for result in second.files] == ["unchanged", "unknown"]
+
+
+def test_a_zip_archive_of_plain_text_is_no_log(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("a.txt", b"".join(b"{'loss': %d, 'epoch': 0.1}\n" % n for n in range(9)))
+    (result,) = run(tmp_path / "lake", tmp_path / "logs.zip").files
+    assert (result.state, result.reasons[0].reason) == ("unknown", "is a zip archive")
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,15 @@ from xtune.ingest._together import with_others
 # be rather sure.
 FOLDER_CONFIDENCE = 0.5
 
-# First bytes -> what it is and what to do. Tar archives that are files are unpacked before.
-_ARCHIVES = (
+# First bytes -> what it is and what to do.
+_Magics = tuple[tuple[int, bytes, str, str], ...]
+# Members that are text stand in these as they are, one after the other: no log, though it looks
+# like one. collect unpacks a tar archive before it asks here.
+_CONTAINERS: _Magics = (
     (0, b"PK\x03\x04", "a zip archive", "unzip it first"),
-    (257, b"ustar", "a tar archive within a pipe", "name the file instead"),
+    (257, b"ustar", "a tar archive", "collect it without --follow, or unpack it"),
+)
+_PACKED: _Magics = (
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first: zstd -d"),
     (0, b"\xfd7zXZ\x00", "compressed with xz", "decompress it first: xz -d"),
     (0, b"BZh", "compressed with bzip2", "decompress it first: bzip2 -d"),
@@ -60,10 +65,17 @@ class Claims:
         """The collector for an input, or why there is none."""
         if self._forced is not None:
             return self._forced
+        if container := _begins(head, _CONTAINERS):
+            return container
         best = _registry.claim_best(path, head, self._collectors) if self._collectors else None
         if best is not None:
             return with_others(best[0], path, head, self._collectors)
-        for offset, magic, what, hint in _ARCHIVES:
-            if head[offset : offset + len(magic)] == magic:
-                return Reject("file", f"is {what}", hint)
-        return Reject("file", "no collector knows this format", _LIST_HINT)
+        unknown = Reject("file", "no collector knows this format", _LIST_HINT)
+        return _begins(head, _PACKED) or unknown
+
+
+def _begins(head: bytes, magics: _Magics) -> Reject | None:
+    for offset, magic, what, hint in magics:
+        if head[offset : offset + len(magic)] == magic:
+            return Reject("file", f"is {what}", hint)
+    return None

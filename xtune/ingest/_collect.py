@@ -130,31 +130,38 @@ class Run:
         self.debug = debug
         self.stdin = stdin
 
-    def each(self, found: Found, depth: int = 0) -> Iterator[FileResult]:
+    def each(self, found: Found) -> Iterator[FileResult]:
         """Read one input, or the members of one archive as if it were a folder."""
-        if depth == ARCHIVES_DEEP or not _is_archive(found):
+        if found.problem is None and (found.name == STDIN or found.path.is_fifo()):
+            with self._spooled(found) as path:
+                yield from self._members(replace(found, path=path, place=""), 0)
+        else:
+            yield from self._members(found, 0)
+
+    def _members(self, found: Found, depth: int) -> Iterator[FileResult]:
+        if not _is_archive(found):
             yield self.one(found)
+            return
+        if depth == ARCHIVES_DEEP:
+            reason = f"an archive within {ARCHIVES_DEEP} archives"
+            yield self.one(replace(found, problem=Reject("file", reason, "unpack it first")))
             return
         with tempfile.TemporaryDirectory(prefix="xtune-") as made:
             folder = Path(made)
             for problem in _archive.unpack(found.path, folder):
-                named = f"{found.name}, {problem.offset}"
-                yield self._unreadable(utf8(named), utf8(str(found.path.absolute())), problem)
+                place = utf8(f"{found.stands}, {problem.offset}")
+                yield self._unreadable(utf8(found.name), place, problem)
             for member in Walk(self.lake.root, self.claims.folder).find(str(folder)):
                 below = member.path.relative_to(folder)
-                place = (found.place or found.path.absolute()) / below
-                yield from self.each(
-                    replace(member, name=str(Path(found.name, below)), place=place), depth + 1
-                )
+                place = str(Path(found.stands or found.name, below))
+                name = str(Path(found.name, below))
+                yield from self._members(replace(member, name=name, place=place), depth + 1)
 
     def one(self, found: Found) -> FileResult:
-        """Read one input."""
-        name, place = utf8(found.name), utf8(str(found.place or found.path.absolute()))
+        """Read one input that is no pipe."""
+        name, place = utf8(found.name), utf8(found.stands)
         if found.problem is not None:
             return self._unreadable(name, place, found.problem)
-        if found.name == STDIN or found.path.is_fifo():
-            with self._spooled(found) as path:
-                return self._input(name, path, "")
         return self._input(name, found.path, place)
 
     @contextmanager

@@ -23,13 +23,19 @@ class Found:
         path: Where it is; ``-`` for standard input.
         name: As the user typed it, or the path below that.
         problem: Why it cannot be read.
-        place: Where it stands for the user, where ``path`` is a copy (a member of an archive).
+        place: Where it stands for the user, where ``path`` is a copy (a member of an archive);
+            empty for a pipe.
     """
 
     path: Path
     name: str
     problem: Reject | None = None
-    place: Path | None = None
+    place: str | None = None
+
+    @property
+    def stands(self) -> str:
+        """Absolute path, for the ledger; empty for a pipe."""
+        return str(self.path.absolute()) if self.place is None else self.place
 
 
 def expand(paths: Sequence[str]) -> list[str]:
