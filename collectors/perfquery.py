@@ -14,9 +14,15 @@ from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, Source, Unknown
-from xtune.collectors._fabric_counters import Gathered, counter_name, number
+from xtune.collectors._fabric_counters import (
+    CHECKED,
+    QP1_DROPPED,
+    Gathered,
+    counter_name,
+    number,
+)
 from xtune.collectors._fabric_samples import TOOL_MESSAGE, Clock, Sample, Samples, named
-from xtune.collectors._ib import guid, kernel_name
+from xtune.collectors._ib import ALWAYS_64, guid, kernel_name
 from xtune.collectors._ib_text import clip
 from xtune.collectors._textlines import Line, Lines
 
@@ -28,6 +34,7 @@ _HEADER_HEAD = re.compile(r"\s*" + HEADER.pattern, re.M)
 _VALUE = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*):\.*[ \t]*(\S+)\s*")
 _CUT = re.compile(r"\s*[A-Z][A-Za-z0-9]{2,}(:[. ]*)?\s*")
 _LID = re.compile(r"\bLid (\d{1,5})\b")
+_MASK = re.compile(r"\b(CapMask2?): 0x([0-9a-fA-F]{1,8})\b")
 _GID = re.compile(r"\bG[iI][dD]:? ([0-9a-fA-F:.]{2,45})")
 _NODE_INFO = re.compile(r"#\s*Node info: Lid (\d{1,5})\b")
 _NODE_GUID = re.compile(
@@ -49,8 +56,31 @@ _BITS = {
     "PortVLXmitFlowCtlUpdateErrors": 2,
 }
 _SHORT = re.compile(r"SyncHeaderErrorCounter|UnknownBlockCounter|ErrorDetectionCounterLane\d+")
+#: Bits of ClassPortInfo's masks (``iba_types.h``), and the counters a port without them lacks.
+_EXT_WIDTH, _XMIT_WAIT, _QP1 = 1 << 9, 1 << 12, 1 << 15
+_EXT_ERRORS = 1 << 1
+_UNICAST = {n for n in ALWAYS_64 if n.endswith("packets")}
 #: The last field of a block: where it stands, the block is whole even without a line end.
 _LAST = {"PortXmitWait", "QP1Dropped", "PortLoopingErrors", "PortSwHOQLifetimeLimitDiscards"}
+
+
+def _lacking(kind: str, masks: str) -> set[str]:
+    """Counters that a port with these masks does not have; none where no mask is printed.
+
+    The tool prints 0 for them: ``perfquery.c`` clears PortXmitWait itself, and until 2018 dumped
+    all of PortCountersExtended, of which such a port fills in the first part only.
+    """
+    mask = {name: int(digits, 16) for name, digits in _MASK.findall(masks)}
+    first = mask.get("CapMask")
+    lacking: set[str] = set()
+    if kind == "Port" and first is not None:
+        lacking |= set() if first & _XMIT_WAIT else {"port_xmit_wait"}
+        lacking |= set() if first & _QP1 else {QP1_DROPPED}
+    elif kind == "Port extended":
+        lacking |= set() if first is None or first & _EXT_WIDTH else _UNICAST
+        if "CapMask2" in mask and not mask["CapMask2"] & _EXT_ERRORS:
+            lacking |= {*CHECKED, "port_xmit_wait", QP1_DROPPED}
+    return lacking
 
 
 class _Block:
@@ -60,11 +90,12 @@ class _Block:
         self.kind = match[1].removesuffix(" counters").removesuffix(" with RS-FEC Active")
         self.place = line.place
         self.port = int(match[3])
+        self._lacking = _lacking(self.kind, match[4])
         self.gathered = Gathered()
         self.is_aggregate = self.port == _ALL_PORTS
         self.broken = ""
         self.unknown: list[str] = []
-        self.blanks = 0
+        self.blanks = self.lacked = 0
         lid = _LID.search(match[2])
         self.lid = int(lid[1]) if lid else None
         self.node_guid = node_guid
@@ -96,6 +127,8 @@ class _Block:
             if known is None:
                 self.unknown.append(name)
                 self.gathered.details[kernel_name(name)] = value
+            elif value == 0 and known in self._lacking:
+                self.lacked += 1
             elif self.kind == "Port":
                 self.gathered.narrow[known] = value
             else:
@@ -128,6 +161,7 @@ class _Reading:
         self._named: str | None = None
         self._info_lid: int | None = None
         self.blocks = self._aggregates = self.messages = self._other = self._blanks = 0
+        self._lacked = 0
 
     def take(self, line: Line) -> Iterator[Item]:
         """Take any line."""
@@ -199,6 +233,7 @@ class _Reading:
         if block is None:
             return
         self._blanks += block.blanks
+        self._lacked += block.lacked
         for name in block.unknown:
             yield Unknown(name)
         if block.broken:
@@ -217,6 +252,7 @@ class _Reading:
             ("sum over all ports (port 255): left out", self._aggregates),
             ("message of the tool between the counters", self.messages),
             ("value that is no number: null", self._blanks),
+            ("0 of a counter that the port's CapMask says it lacks: null", self._lacked),
             ("line that is neither a header nor a counter", self._other),
         ):
             if count:

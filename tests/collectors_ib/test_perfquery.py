@@ -114,6 +114,49 @@ def test_the_64_bit_set_counts_where_both_are_read(tmp_path: Path) -> None:
         assert row["port_xmit_wait"] is None and row["saturated"] == ["port_xmit_wait"]
 
 
+def test_a_zero_of_a_counter_the_port_lacks_is_unknown(tmp_path: Path) -> None:
+    """Bits of ClassPortInfo: 9 extended width, 12 PortXmitWait, 15 QP1Dropped; second mask 1."""
+    narrow = {"SymbolErrorCounter": 0, "PortXmitWait": 0, "QP1Dropped": 0}
+    for mask, wait, extra in (
+        ("0x1400", 0, {}),
+        ("0x8200", None, {"qp1_dropped": 0}),
+        ("0x9600", 0, {"qp1_dropped": 0}),
+    ):
+        result = read(tmp_path, block(narrow, mask=f" (CapMask: {mask})"))
+        (row,) = result.counters
+        assert row["port_xmit_wait"] == wait and row["extra"] == extra, mask
+        assert row["symbol_error"] == 0
+        assert any("CapMask" in note for note in result.notes) == (mask != "0x9600")
+    extended = {
+        "PortXmitData": 0,
+        "PortUnicastXmitPkts": 0,
+        "LinkDownedCounter": 0,
+        "PortXmitDiscards": 0,
+        "PortXmitWait": 0,
+        "QP1Dropped": 0,
+    }
+    head = "Port extended counters"
+    text = block(extended, kind=head, mask=" (CapMask: 0x5A00 CapMask2: 0x0000000)")
+    (row,) = read(tmp_path, text).counters
+    assert row["port_xmit_data"] == 0 and row["unicast_xmit_packets"] == 0
+    assert row["link_downed"] is row["port_xmit_discards"] is row["port_xmit_wait"] is None
+    assert row["extra"] == {}
+    text = block(extended, kind=head, mask=" (CapMask: 0x1400 CapMask2: 0x0000002)")
+    (row,) = read(tmp_path, text).counters
+    assert row["port_xmit_data"] == 0 and row["unicast_xmit_packets"] is None
+    assert row["link_downed"] == row["port_xmit_wait"] == 0
+
+
+def test_what_the_extended_set_lacks_does_not_hide_the_32_bit_counter(tmp_path: Path) -> None:
+    mask = " (CapMask: 0x5A00 CapMask2: 0x0000000)"
+    extended = {"PortXmitData": 2**40, "SymbolErrorCounter": 0, "PortXmitWait": 0}
+    text = block({"SymbolErrorCounter": 7, "PortXmitWait": 9, "PortXmitData": 3})
+    text += block(extended, kind="Port extended counters", mask=mask)
+    (row,) = read(tmp_path, text).counters
+    assert (row["symbol_error"], row["port_xmit_wait"]) == (7, 9)
+    assert row["port_xmit_data"] == 2**40
+
+
 def test_extended_errors_have_64_bits(tmp_path: Path) -> None:
     values = {
         "PortXmitData": 1,
