@@ -20,6 +20,8 @@ from xtune.collectors._ib import (
 from xtune.collectors._ib_text import clip, read_lines
 from xtune.collectors._textlines import Rejects
 
+#: In the counter sections, and in ``.pm``, but no counters: rates of the tool's own.
+NOT_COUNTERS = frozenset({"retransmission_per_sec", "max_retransmission_rate"})
 _SENTINELS = frozenset({"", "-1", "na", "n/a", "0xfffffffffffffffe"})
 
 #: LinkSpeedActv: the IBA bits, and from bit 8 on the extended ones, of which the highest counts.
@@ -162,11 +164,17 @@ def learn(fabric: Fabric, record: Record) -> None:
     if record.section == "PORTS":
         about = fabric.ports.setdefault(key, About())
         about.port_guid = guid(cells.get("PortGuid"))
-        about.width = _WIDTH_BITS.get(number(cells.get("LinkWidthActv")) or 0)
+        about.width = _WIDTH_BITS.get(_code(cells, "LinkWidthActv"))
         about.rate_gbps = rate_of(about.width, speed_name(number(cells.get("LinkSpeedActv"))))
-        about.state = PORT_STATES.get(number(cells.get("PortState")) or 0)
+        about.state = PORT_STATES.get(_code(cells, "PortState"))
     elif record.section == "PM_PORT_SAMPLES_CONTROL":
         fabric.ports.setdefault(key, About()).tick = number(cells.get("Tick"))
+
+
+def _code(cells: Mapping[str, str], name: str) -> int:
+    """A cell's number, -1 (which stands for nothing) where it has none."""
+    value = number(cells.get(name))
+    return -1 if value is None else value
 
 
 def speed_name(bits: int | None) -> str | None:

@@ -21,6 +21,7 @@ from xtune.collectors._ib_time import fallback_time, parse_utc_stamp
 from xtune.collectors._ib_topology import End
 from xtune.collectors._ib_topology import Fabric as Topology
 from xtune.collectors._ibdiagnet_csv import (
+    NOT_COUNTERS,
     Fabric,
     Record,
     is_sentinel,
@@ -35,8 +36,6 @@ from xtune.collectors._textlines import Rejects
 _PAUSE_S = 1.0
 _IDENTITY = {"NodeGUID", "PortGUID", "PortNumber"}
 _CABLE_IDENTITY = {"NodeGuid", "PortGuid", "PortNum", "NodeGUID", "PortGUID", "PortNumber"}
-#: In the counter sections, but no counters: rates of the tool's own.
-_NOT_COUNTERS = {"retransmission_per_sec", "max_retransmission_rate"}
 
 
 def pause_s(arguments: str) -> float | None:
@@ -55,7 +54,7 @@ def counters(cells: Mapping[str, str]) -> tuple[dict[str, int], set[str], list[s
     fields: dict[str, int] = {}
     bad: list[str] = []
     for header, cell in cells.items():
-        if header in _IDENTITY or header in _NOT_COUNTERS:
+        if header in _IDENTITY or header in NOT_COUNTERS:
             continue
         value = number(cell)
         if value is not None:

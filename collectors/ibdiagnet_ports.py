@@ -26,7 +26,7 @@ from xtune.collectors._cables import readings
 from xtune.collectors._ib import family_of, guid, has_counters
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time, parse_utc_stamp
-from xtune.collectors._ibdiagnet_csv import is_sentinel, number
+from xtune.collectors._ibdiagnet_csv import NOT_COUNTERS, is_sentinel, number
 from xtune.collectors._pma_fields import settle_fields
 from xtune.collectors._textlines import Lines
 from xtune.collectors._values import text
@@ -46,7 +46,6 @@ _NAMES = {
     "excessive_buffer_errors": "excessive_buffer_overrun_errors",
     "vl15_dropped": "VL15_dropped",
 }
-_NOT_COUNTERS = {"retransmission_per_sec", "max_retransmission_rate"}
 _SWITCHES = ("Quantum", "Switch", "InfiniScale")
 _LIMIT = 512
 
@@ -81,7 +80,7 @@ class _Block:
         wide: set[str] = set()
         bad = []
         for field, cell in self.counters.items():
-            if field in _NOT_COUNTERS:
+            if field in NOT_COUNTERS:
                 continue
             value = number(cell)
             name, extended = counter_name(field)

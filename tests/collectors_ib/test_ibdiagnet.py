@@ -43,6 +43,7 @@ PORTS = section(
     f"{SWITCH},{SWITCH},2,16,2048,4",
     f"{OLD},{OLD},1,2,513,4",
     f"{HOST},{HOST},1,2,2048,4",
+    f"{HOST},{HOST},2,N/A,N/A,N/A",
 )
 TICKS = section(
     "PM_PORT_SAMPLES_CONTROL",
@@ -154,6 +155,8 @@ def test_ports_and_links(tmp_path: Path) -> None:
     assert ports[f"{SWITCH}/1"]["node_description"] == "leaf, with a comma"
     assert (ports[f"{SWITCH}/2"]["width"], ports[f"{SWITCH}/2"]["rate_gbps"]) == ("2X", 200.0)
     assert (ports[f"{OLD}/1"]["rate_gbps"], ports[f"{OLD}/1"]["state"]) == (100.0, "ACTIVE")
+    nothing = ports[f"{HOST}/2"]
+    assert [nothing[name] for name in ("state", "width", "rate_gbps")] == [None, None, None]
     assert {k[0]: (r["dst_guid"], r["tier"]) for k, r in result.links.items() if k[1] == 1} == {
         SWITCH: (HOST, 0),
         HOST: (SWITCH, 0),
@@ -179,7 +182,7 @@ def test_sections_in_another_order_and_gzip_say_the_same(tmp_path: Path) -> None
 
 def test_missing_sections_leave_what_is_there(tmp_path: Path) -> None:
     no_counters = run_text("ibdiagnet", tmp_path, RUN + NODES + PORTS + LINKS)
-    assert no_counters.counters == [] and len(no_counters.rows("ports")) == 4
+    assert no_counters.counters == [] and len(no_counters.rows("ports")) == 5
     assert any("left port counters out" in text for text in no_counters.notes)
     only_counters = run_text("ibdiagnet", tmp_path, INFO)
     row = only_counters.counters[0]
