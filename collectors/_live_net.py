@@ -128,16 +128,15 @@ class NetSampler:
         """Read every interface once."""
         if self._monotonic_ns() - self._scan_ns >= RESCAN_NS:
             self._scan()
-        stamp = self._now_ns()
+        all_read_ns = self._now_ns()
         proc = self._proc_counters()
         for name, interface in self._interfaces.items():
+            stamp = self._now_ns()
             if interface.by_ethtool:
-                stamp = self._now_ns()
                 found = self._ethtool(name)
             elif name in proc:
-                found = proc[name]
+                stamp, found = all_read_ns, proc[name]
             else:
-                stamp = self._now_ns()
                 found = self._sysfs_counters(name)
             if not found:
                 self.rejected.setdefault(name, Reject(name, "its counters cannot be read"))

@@ -133,6 +133,24 @@ def test_a_driver_without_statistics_falls_back(tmp_path: Path) -> None:
     assert row["port_rcv_data"] == 1000
 
 
+def test_what_proc_said_keeps_its_time_beside_a_slow_ethtool(tmp_path: Path) -> None:
+    for name in ("eth0", "eth1", "eth2"):
+        interface(tmp_path / "sys", name, pci=f"0000:3b:00.{name[-1]}")
+    clock = Clock()
+
+    def runner(words: Sequence[str]) -> str | None:
+        clock.later()
+        return None if words[-1] == "eth2" else ETHTOOL
+
+    text = PROC + "  eth2:3000 33 0 0 0 0 0 0 4000 44 0 0 0 0 0 0\n"
+    sampler = sampler_of(tmp_path / "sys", proc(tmp_path / "proc", text), clock, runner=runner)
+    began = clock.now
+    sampler.tick()
+    assert {row["device"]: row["ts"] for row in taken(sampler).counters} == {
+        "eth0": began, "eth1": began + 100_000_000, "eth2": began,
+    }  # fmt: skip
+
+
 def test_an_ethtool_that_fails_once_mixes_no_sources(tmp_path: Path) -> None:
     interface(tmp_path / "sys", "eth0", pci="0000:3b:00.0")
     answers: list[str | None] = [ETHTOOL, None, ETHTOOL]
