@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from xtune.collectors._base import Context, Reject, Rows, rows_of
-from xtune.collectors._ib import GROWING, U32_MAX, U64_MAX, WORD_BYTES, tops
+from xtune.collectors._ib import GROWING, U32_MAX, U64_MAX, tops
 from xtune.collectors._ib_sysfs_tree import counter_value
 from xtune.collectors.ib_sysfs import merged
 from xtune.tables import COUNTERS
@@ -78,15 +78,15 @@ def _rows(
     kinds: dict[str, dict[str, Column]] = {"counters": {}, "hw_counters": {}, "counters_ext": {}}
     for (kind, name), column in columns.items():
         kinds[kind][name] = column
-    named, is_wide = merged(
+    named, is_wide, unit = merged(
         kinds["counters"], kinds["hw_counters"], kinds["counters_ext"], is_wide
     )
     count = sum(len(block.stamps) for block in blocks)
-    saturated = _settle(named, is_wide, count)
+    saturated = _settle(named, is_wide, unit, count)
     given: dict[str, Any] = {
         "ts": list(chain.from_iterable(block.stamps for block in blocks)),
         "rate_gbps": list(chain.from_iterable(block.rates for block in blocks)),
-        "data_unit_bytes": pa.repeat(WORD_BYTES, count),
+        "data_unit_bytes": pa.repeat(unit, count),
         **{name: _repeated(blocks, name) for name in _ABOUT},
         **{name: column for name, column in named.items() if name in COUNTERS},
     }
@@ -145,9 +145,11 @@ def _beyond_32_bits(columns: Mapping[tuple[str, str], Column]) -> bool:
     return any(value is not None and value > U32_MAX for value in chain.from_iterable(growing))
 
 
-def _settle(columns: dict[str, Column], wide: bool, count: int) -> list[list[str] | None] | None:
+def _settle(
+    columns: dict[str, Column], wide: bool, unit: int, count: int
+) -> list[list[str] | None] | None:
     """Make values that sit at their maximum null; their names row by row, None without any."""
-    limits = tops(wide, False, WORD_BYTES)
+    limits = tops(wide, False, unit)
     saturated: list[list[str] | None] | None = None
     for name, column in columns.items():
         stuck = {limits.get(name, U64_MAX), U64_MAX}

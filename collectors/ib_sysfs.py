@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
 from xtune.collectors._ib import (
+    WORD_BYTES,
     family_of,
     guid,
     has_counters,
@@ -53,8 +54,11 @@ def merged(
     hw_counters: Mapping[str, _Value],
     counters_ext: Mapping[str, _Value],
     wide: bool,
-) -> tuple[dict[str, _Value], bool]:
-    """Counters by kernel name from the three directories, and whether they are the 64-bit set.
+) -> tuple[dict[str, _Value], bool, int]:
+    """Counters by kernel name from the three directories, and how to read them.
+
+    Returns:
+        The counters, whether they are the 64-bit set, and bytes of a unit of the data counters.
 
     The extended set stands in for a 32-bit one; beside a 64-bit one it is kept under its own
     names, since two reads of one counter need not agree.
@@ -73,7 +77,10 @@ def merged(
             values[_EXTENDED[name]] = value
         else:
             values[name] = value
-    return values, wide or takes_over
+    in_bytes = traffic(hw_counters, values)
+    if in_bytes:
+        return values | in_bytes, True, 1
+    return values, wide or takes_over, WORD_BYTES
 
 
 def _hca_family(hca_type: str | None) -> str | None:
@@ -111,12 +118,8 @@ def port_rows(
         "device_family": _hca_family(attributes.get("hca_type")),
         "state": attributes.get("state", "").rpartition(":")[2].strip() or None,
     }
-    values, sixty_four = merged(port.counters, port.hw_counters, port.counters_ext, wide)
-    in_bytes = traffic(port.hw_counters, values)
-    if in_bytes:
-        values |= in_bytes
-        return seen, {**same, **settle(values, wide=True, unit=1)}
-    return seen, {**same, **settle(values, wide=sixty_four)}
+    values, sixty_four, unit = merged(port.counters, port.hw_counters, port.counters_ext, wide)
+    return seen, {**same, **settle(values, wide=sixty_four, unit=unit)}
 
 
 def _tree_id(ports: list[Port]) -> str:

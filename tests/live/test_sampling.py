@@ -73,6 +73,7 @@ def kinds_of_trees(root: Path) -> Path:
               counters_ext={"port_xmit_data_64": 2**33, "port_rcv_packets_64": 12})  # fmt: skip
     port_tree(devices, "irdma0", counters={"port_xmit_data": "N/A (no PMA)", "link_downed": 4},
               hw_counters={"ip4InOctets": 2**64 - 1, "ip4OutOctets": 11})  # fmt: skip
+    port_tree(devices, "rdmap0s31", hw_counters={"tx_bytes": 2**32 - 1, "rx_bytes": 9})  # EFA
     port_tree(devices, "hfi1_0")  # no counters at all
     port_tree(devices, "empty_0", counters={})
     counters = devices / "mlx4_0/ports/1/counters"
@@ -98,7 +99,9 @@ def test_rows_are_those_of_the_tree_collected_as_files(tmp_path: Path) -> None:
             )
 
         assert plain(live.rows(table)) == plain(files.rows(table))
-    assert len(live.counters) == 4
+    assert len(live.counters) == 5
+    (efa,) = (row for row in live.counters if row["device"] == "rdmap0s31")
+    assert (efa["port_xmit_data"], efa["data_unit_bytes"]) == (2**32 - 1, 1)
     assert {row["ts"] for row in live.counters} == {1_000_000_000}
 
 
