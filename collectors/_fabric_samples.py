@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from xtune.collectors._base import Context, Item, Note, RowBuffer, Source
 from xtune.collectors._fabric_counters import Gathered
 from xtune.collectors._ib import has_counters
-from xtune.collectors._ib_time import MAX_NS, content_id, fallback_time, to_ns, zone
-from xtune.collectors._stamps import STAMP, StampReader
+from xtune.collectors._ib_time import content_id, fallback_time
 
 #: Lines of the tools' error stream, which end up between the counters (libibmad, libibnetdisc).
 TOOL_MESSAGE = re.compile(
@@ -25,56 +23,8 @@ TOOL_MESSAGE = re.compile(
     r"|(perfquery|ibqueryerrors|ibnetdiscover|sudo)(\[\d+\])?:|Query SA failed|Failed to |Cannot "
     r"|discover failed|loading cached fabric failed|WARN"
 )
-_EPOCH = re.compile(r"(\d{10})(?:[.,](\d{1,9}))?")
-#: The output of ``date`` in the C locale, and of older ``date`` in English ones.
-_DATE = re.compile(
-    r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) ([A-Z]{1,5}) (\d{4})"
-)
 #: Ports that are held at a time: more than a fabric has; a text that makes up more is not kept.
 MOST_PORTS = 1 << 16
-
-
-def _date_ns(text: str, context: Context) -> int | None:
-    match = _DATE.fullmatch(text)
-    if not match:
-        return None
-    local = UTC if match[4] in ("UTC", "GMT", "Z") else zone(context)
-    if local is None:
-        return None
-    try:
-        plain = " ".join((match[1], match[2], match[3], match[5]))
-        moment = datetime.strptime(plain, "%b %d %H:%M:%S %Y")
-    except ValueError:
-        return None
-    return to_ns(moment.replace(tzinfo=local))
-
-
-class Clock:
-    """Finds lines that are nothing but a time."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._stamps = StampReader(context)
-
-    def of(self, line: str) -> tuple[bool, int | None]:
-        """Whether ``line`` is a time, and which, where its zone is known."""
-        text = line.strip().strip("#=-*[]").strip()
-        if not 10 <= len(text) <= 40:
-            return False, None
-        epoch = _EPOCH.fullmatch(text)
-        if epoch:
-            ns = int(epoch[1]) * 10**9 + int((epoch[2] or "").ljust(9, "0"))
-            return True, ns if ns <= MAX_NS else None
-        stamp = STAMP.match(text)
-        if stamp and stamp.end() == len(text):
-            return True, self._stamps.last(text)
-        if _DATE.fullmatch(text):
-            return True, _date_ns(text, self._context)
-        return False, None
-
-    def notes(self) -> Iterator[Note]:
-        """What a user should know about these times."""
-        yield from self._stamps.notes()
 
 
 @dataclass(slots=True)
@@ -89,7 +39,6 @@ class Sample:
         device: Stands for the node where no GUID is known (``lid-5``).
         labels: What has no column: ``lid``, ``port_guid``.
         rate_gbps: The port's rate where given.
-        tick: ``PortSamplesControl``'s tick where given.
         gathered: Its counters.
         kinds: Attributes seen, to tell the next sample from more of this one.
         ts: When it was read, where the text says so.

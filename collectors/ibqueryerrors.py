@@ -23,10 +23,11 @@ from xtune.collectors._base import (
     Unknown,
 )
 from xtune.collectors._fabric_errors import PORT, ErrorsReading, PortLine
-from xtune.collectors._fabric_samples import MOST_PORTS, TOOL_MESSAGE, Clock, Sample, Samples
+from xtune.collectors._fabric_samples import MOST_PORTS, TOOL_MESSAGE, Sample, Samples
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time
 from xtune.collectors._textlines import Lines
+from xtune.collectors._time_lines import TimeLines
 
 _BLOCK = re.compile(r'^\s*(Errors|Data Counters|Counters) for (0x[0-9a-f]+ )?"', re.M)
 _PORT_LINE = re.compile(r"^" + PORT.pattern.split(":(.*)")[0] + r":.*\[\w+ == ", re.M)
@@ -141,7 +142,7 @@ class Ibqueryerrors(Collector):
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """Yield ``link_counters`` a port and run, and ``ports`` and ``topology_links``."""
         reading, ports = ErrorsReading(), _Ports(fallback_time(source, context), context)
-        samples, clock = Samples(source, context), Clock(context)
+        samples, times = Samples(source, context), TimeLines(context)
         lines = Lines(source)
         messages = others = 0
         for line in lines:
@@ -151,7 +152,7 @@ class Ibqueryerrors(Collector):
             if TOOL_MESSAGE.match(text):
                 messages += 1
                 continue
-            is_time, ts = clock.of(text)
+            is_time, ts = times.take(text)
             if is_time:
                 yield from _take(reading.close(), samples, ports)
                 samples.ts = ts
@@ -166,7 +167,7 @@ class Ibqueryerrors(Collector):
         yield from _take(reading.close(), samples, ports)
         yield from samples.finish()
         yield from ports.rows()
-        yield from clock.notes()
+        yield from times.stamps.notes()
         yield from lines.rejects
         if reading.summaries:
             checked = f"{reading.nodes_checked} nodes"

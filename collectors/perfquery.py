@@ -21,10 +21,11 @@ from xtune.collectors._fabric_counters import (
     counter_name,
     number,
 )
-from xtune.collectors._fabric_samples import TOOL_MESSAGE, Clock, Sample, Samples, named
+from xtune.collectors._fabric_samples import TOOL_MESSAGE, Sample, Samples, named
 from xtune.collectors._ib import ALWAYS_64, guid, kernel_name
 from xtune.collectors._ib_text import clip
 from xtune.collectors._textlines import Line, Lines
+from xtune.collectors._time_lines import TimeLines
 
 HEADER = re.compile(
     r"#\s*(Port counters|Port extended counters|PortSamplesControl"
@@ -155,7 +156,7 @@ class _Reading:
 
     def __init__(self, source: Source, context: Context) -> None:
         self.samples = Samples(source, context)
-        self.clock = Clock(context)
+        self.times = TimeLines(context)
         self._block: _Block | None = None
         self._guids: dict[int, str] = {}
         self._named: str | None = None
@@ -202,7 +203,7 @@ class _Reading:
     def _between(self, line: Line, text: str, value: re.Match[str] | None) -> Iterator[Item]:
         info = _NODE_INFO.match(text.strip())
         named_by = _NODE_GUID.search(text) or _NODE_NAME.match(text.strip())
-        is_time, ts = self.clock.of(text)
+        is_time, ts = self.times.take(text)
         if info:
             yield from self.close()
             self._info_lid = int(info[1])
@@ -247,7 +248,7 @@ class _Reading:
         """Yield the rest, and what to know about the file."""
         yield from self.close()
         yield from self.samples.finish()
-        yield from self.clock.notes()
+        yield from self.times.stamps.notes()
         for text, count in (
             ("sum over all ports (port 255): left out", self._aggregates),
             ("message of the tool between the counters", self.messages),
