@@ -13,14 +13,22 @@ from xtune.collectors._steps import Attempts, lasting
 from xtune.collectors._textlines import Line
 from xtune.collectors._values import as_extra, natural, real
 
-START = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
+# NeMo's lines, which are another reader's, say "epoch 0, iteration 12/100 |".
+START = re.compile(r"(?<!, )\biteration\s+(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
+# The last evaluation of a run may be "on test set", which is no validation.
 _VALIDATION = re.compile(
-    r"valid(?:ation)? loss at iteration\s+(\d{1,18})\b[^|]*\|\s*lm loss value:\s*(\S+)"
+    r"valid(?:ation)? (?:loss|results) at iteration\s+(\d{1,18})\b"
+    r"(?![^|]*\btest\b)[^|]*\|\s*lm[ _]loss value:\s*(\S+)"
 )
 _LAST = re.compile(r"numberofnaniterations:\d")
 _BARE = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)$", re.I)
-_NOT_MORE = re.compile(r"^\s*(?:time \(ms\)|-{10}|\[\d{4}-|Traceback)")
+_NOT_MORE = re.compile(
+    r"^\s*(?:time \(ms\)|-{10}|\[\d{4}-|Traceback|.{0,40}\bafter \d+ iterations\)? memory\b)"
+)
+_MEAN = re.compile(r"/[\d.]+$")
 _MAX_WRAPPED = 12
+#: What the loss of the language model is called, without blanks; GPT-NeoX writes ``lm_loss``.
+_LOSS = ("lmloss", "lm_loss", "loss")
 
 
 @dataclass(slots=True)
@@ -129,7 +137,7 @@ class MegatronLog:
             per_step = natural((tokens - last.tokens) / steps)
         return {
             **self._row(record.before, iteration, "train"),
-            "loss": values.get("lmloss", values.get("loss")),
+            "loss": next((values[name] for name in _LOSS if name in values), None),
             "grad_norm": values.get("gradnorm"),
             "learning_rate": values.get("learningrate"),
             "tokens": per_step,
@@ -169,7 +177,8 @@ def _fields(text: str) -> dict[str, float]:
         if not name:  # the oldest versions have no colon: loss scale 8192.0
             number = _BARE.search(part)
             name, shown = (part[: number.start()], number[0]) if number else ("", "")
-        value = real(shown)
+        # Primus adds the mean since the start: 13100.0/13240.9
+        value = real(_MEAN.sub("", shown))
         if name and value is not None:
             found.setdefault(name.lower(), value)
     return found

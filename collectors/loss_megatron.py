@@ -1,7 +1,7 @@
-"""Megatron-LM's and Megatron-DeepSpeed's progress lines.
+"""Progress lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and Primus.
 
 Source of the format: ``training_log`` in megatron/training/training.py, and older variants
-(wrapped lines, seconds instead of ms, no time stamp, no colon).
+(wrapped lines, seconds instead of ms, no time stamp, no colon); GPT-NeoX's megatron/logging.py.
 
 What it assumes: an iteration is one optimizer step. Losses are **means over the log interval**
 (``steps_since_last_line`` in ``extra``, where the log is whole); ``elapsed time per iteration`` is
@@ -30,6 +30,7 @@ class LossMegatron(Collector):
     produce = "redirect pretrain_gpt.py's stdout to a file (--log-interval 1 for each step)"
     gives = "loss, gradient norm, learning rate, step time and skipped steps of each interval"
     lacks = "steps between two lines: losses and times are means over the log interval"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """High where a progress line stands in the head or the tail."""

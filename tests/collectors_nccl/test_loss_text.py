@@ -52,6 +52,36 @@ def test_megatron_line_by_hand(tmp_path: Path) -> None:
     assert read.rows[0]["ts"] is None and read.note("--tz").count == 1
 
 
+def test_megatron_lines_of_its_kin(tmp_path: Path) -> None:
+    neox = (
+        " samples/sec: 8.0 | iteration        6/     90 | elapsed time per iteration (ms): 500.0 |"
+        " learning rate: 2.0E-06 | lm_loss: 5.5E+00 | number of skipped iterations:   0 |"
+        " number of nan iterations:   0 |"
+    )
+    evaluated = " validation results at iteration 6 | lm_loss value: 5.25E+00 |"
+    tested = " validation loss at iteration 6 on test set | lm loss value: 7.0E+00 |"
+    read = read_lines(tmp_path, MEGATRON, neox, evaluated, tested)
+    assert [some(r, "step", "split", "loss") for r in read.rows] == [
+        (6, "train", 5.5),
+        (6, "validation", 5.25),
+    ]
+    assert read.rows[0]["step_time_s"] == 0.5 and not read.rejects
+    primus = megatron(7).replace("1250.0", "1500.0/1250.5")
+    read = read_lines(tmp_path, MEGATRON, f"[rank-7/8][INFO ] [trainer.py:2560] :{primus}")
+    assert read.rows[0]["step_time_s"] == 1.5
+
+
+def test_megatron_line_that_a_memory_report_follows(tmp_path: Path) -> None:
+    old = " iteration 9/ 90 | elapsed time per iteration (ms): 331.5 | lm loss 7.5E+00 |"
+    for after in (
+        "after 9 iterations memory usage (MB) | allocated: 12.5 | cached: 20.0 |",
+        "[Rank 1] (after 9 iterations) memory (MB) | allocated: 12.5 | reserved: 20.0",
+    ):
+        read = read_lines(tmp_path, MEGATRON, old, after)
+        assert not read.rejects
+        assert [some(r, "step", "loss") for r in read.rows] == [(9, 7.5)]
+
+
 def test_loss_of_an_interval_of_skipped_steps_is_null(tmp_path: Path) -> None:
     read = read_lines(tmp_path, MEGATRON, megatron(10), megatron(20, None, skipped=10))
     assert [some(r, "loss", "skipped") for r in read.rows] == [(2.5, 0), (None, 10)]
