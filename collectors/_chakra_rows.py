@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xtune.collectors._base import Context, Item, Note, RowBuffer, Unknown
-from xtune.collectors._collective import POINT_TO_POINT, canonical_op, group_comm, hash_comm
+from xtune.collectors._collective import (
+    POINT_TO_POINT,
+    PSEUDO_OPS,
+    canonical_op,
+    group_comm,
+    hash_comm,
+)
 from xtune.collectors._values import as_extra, member, natural, positive, small, text
 
 _HELD = 65536
-#: Marks that are no operation: a wait has no data, the others frame a group of operations.
-_PSEUDO = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
 _MAX_GROUPS = 65536
 
 
@@ -47,7 +51,7 @@ class Op:
     @property
     def op(self) -> str | None:
         """The operation in our words; null for a mark that is none."""
-        if self.name.lower() in _PSEUDO:
+        if self.name.lower() in PSEUDO_OPS:
             return None
         return canonical_op(self.name) or text(self.name.rpartition(":")[2], 64)
 

@@ -96,9 +96,13 @@ _OPS = {
     "recv": "recv",
     "sendrecv": "send_recv",
 }
+_HASH = re.compile(r"[0-9a-fA-F]{1,16}")
 _DECORATION = re.compile(r"(_base|_oop|_coalesced|_into_tensor|_tensor|_single|_sparse)(?=_|$)")
 
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+#: PyTorch's marks that are no operation, in lower case: a wait has no data, the others frame a
+#: group of operations.
+PSEUDO_OPS = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
 
 
 def canonical_op(name: str) -> str | None:
@@ -153,6 +157,12 @@ def group_comm(name: str) -> str:
     Flight Recorder and Kineto both print it, so that one operation seen by both has one ``comm``.
     """
     return f"pg:{name}"
+
+
+def named_comm(name: str) -> str:
+    """``comm`` of an id as text: the hash where it is hexadecimal digits, else as it stands."""
+    digits = name.removeprefix("0x")
+    return hash_comm(int(digits, 16)) if _HASH.fullmatch(digits) else name
 
 
 def hash_comm(value: int) -> str:

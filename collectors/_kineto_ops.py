@@ -19,6 +19,7 @@ from typing import Any
 from xtune.collectors._collective import (
     DTYPE_BYTES,
     POINT_TO_POINT,
+    PSEUDO_OPS,
     canonical_op,
     size_from_tensors,
     torch_dtype,
@@ -35,9 +36,6 @@ _OTHERS = re.compile(
     r"|\b(?P<all_reduce>cross_device_reduce_[12]stage|(?:one|two)_shot_all_reduce"
     r"|multimem_(?:one_shot_)?all_reduce)"
 )
-# Marks that are no operation: a wait has no data, the others frame a group of operations.
-_PSEUDO = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
-_BY_SEND_RECV = frozenset({"all_to_all", "gather", "scatter", "send", "recv", "send_recv"})
 
 _CATEGORIES = frozenset({"cpu_op", "user_annotation", "kernel", "Kernel"})
 _STARTS = frozenset({"nccl:", "gloo:", "c10d:"})
@@ -107,7 +105,7 @@ def op_of(event: dict[str, Any]) -> Op | None:
     if kind is None or isinstance(ts, bool) or not isinstance(ts, (int, float)) or not ts > 0:
         return None
     said = collective if isinstance(collective, str) else name
-    if said.lower() in _PSEUDO:
+    if said.lower() in PSEUDO_OPS:
         return None
     launched = kernel_op(name[:_LOOKED_AT]) if kind == KERNEL and said is name else None
     op = launched or canonical_op(said)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xtune.collectors._base import Context, RowBuffer, Rows
-from xtune.collectors._collective import canonical_op, hash_comm, size_from_call, torch_dtype
+from xtune.collectors._collective import canonical_op, named_comm, size_from_call, torch_dtype
 from xtune.collectors._prometheus import Group
 from xtune.collectors._prometheus_gpu import xpu_host
 from xtune.collectors._prometheus_names import INSPECTOR
@@ -84,7 +84,7 @@ class Collectives:
         for name in known:
             values = group.gauges[name].values()
             if name.endswith("_dropped_total"):
-                self.notes[_DROPPED] += int(max(values, default=0))
+                self.notes[_DROPPED] += int(max(filter(math.isfinite, values), default=0))
         self.notes = +self.notes
         return bool(known)
 
@@ -166,10 +166,4 @@ class Collectives:
 
 
 def _comm(text: str | None) -> str | None:
-    if text in (None, *_UNSET):
-        return None
-    assert text is not None
-    try:
-        return hash_comm(int(text, 16))
-    except ValueError:
-        return text
+    return None if text is None or text in _UNSET else named_comm(text)

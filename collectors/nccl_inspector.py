@@ -28,7 +28,7 @@ from xtune.collectors._base import (
     Source,
     Unknown,
 )
-from xtune.collectors._collective import canonical_op, hash_comm, size_from_call
+from xtune.collectors._collective import canonical_op, named_comm, size_from_call
 from xtune.collectors._textlines import Line, Lines
 from xtune.collectors._values import as_extra, member, natural, real, scaled, small, text
 
@@ -166,12 +166,7 @@ def _row(
 
 def _comm(value: Any) -> str | None:
     name = text(value, 256)
-    if not name:
-        return None
-    try:
-        return hash_comm(int(name, 16))
-    except ValueError:
-        return name
+    return named_comm(name) if name else None
 
 
 def _times(kind: str, performance: dict[str, Any]) -> tuple[int | None, int | None]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
 from tests.samples import samples
 from xtune.collectors import Source, Unknown
+from xtune.collectors._collective import named_comm
 from xtune.collectors.nccl_inspector import COLLECTOR
 from xtune.collectors.nccl_inspector_prom import COLLECTOR as PROM
 
@@ -188,6 +189,24 @@ LABELS = (
     'version="v5.1",slurm_job_id="77",node="Node-A",gpu="GPU0",comm_name="DP Group 0",'
     'n_nodes="1",nranks="4",collective="AllReduce",message_size="4-5GB",algo_proto="Ring_ll"'
 )
+
+
+def test_counts_that_are_no_number_count_nothing(tmp_path: Path) -> None:
+    data = "".join(
+        f'nccl_collectives_dropped_total{{version="1",gpu="{gpu}"}} {value}\n'
+        for gpu, value in enumerate(("+Inf", "NaN", "3"))
+    )
+    read = read_bytes(PROM, data.encode(), tmp_path)
+    assert read.rejects == [] and read.rows == []
+    assert read.note("dropped before it wrote them").count == 3
+
+
+@pytest.mark.parametrize(
+    ("printed", "comm"),
+    [("0x00AB", "0xab"), ("9f3c", "0x9f3c"), ("a_b", "a_b"), (" 1", " 1"), ("-5", "-5")],
+)
+def test_an_id_is_a_hash_where_it_is_hexadecimal(printed: str, comm: str) -> None:
+    assert named_comm(printed) == comm
 
 
 def test_prometheus_text(tmp_path: Path) -> None:
