@@ -1,8 +1,8 @@
 """Names and meaning of ``ethtool -S`` counters, driver by driver.
 
 Sources: Linux ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst`` and
-``statistics.rst``, the string tables of the drivers (mlx4, mlxsw, bnxt, bnx2x, ice, i40e, ena),
-and ``do_gnicstats`` of ethtool itself.
+``statistics.rst``, the string tables of the drivers (mlx4, mlxsw, bnxt, bnx2x, ice, i40e, iavf,
+ena, sfc, dpaa2, tg3, virtio_net, hv_netvsc, be2net, vmxnet3), and ``do_gnicstats`` of ethtool.
 
 What it assumes: counters of the port itself (``_phy``, ``port.``, ``.nic``) hold RoCE traffic, the
 netdev's own (``rx_bytes``) do not where the driver has both; pause durations are microseconds.
@@ -42,7 +42,10 @@ _WAYS: dict[str, list[list[str]]] = {
             ("{t}_bytes.nic",),
             ("a_octets_{u}_ok",),
             ("eth-mac-Octets{T}OK",),
+            ("port_{t}_bytes",),
+            ("[mac] {t} bytes",),
             ("{t}_bytes",),
+            ("{t}_octets",),
         ],
     ),
     **_both(
@@ -58,15 +61,24 @@ _WAYS: dict[str, list[list[str]]] = {
             ("{t}_total_frames",),
             ("{t}_good_frames",),
             ("{t}_ucast_packets", "{t}_mcast_packets", "{t}_bcast_packets"),
+            ("port_{t}_packets",),
+            ("[mac] {t} frames ok",),
             ("{t}_packets",),
+            tuple(f"{{t}}_{cast}" for cast in _CASTS),
         ],
     ),
-    "port_xmit_discards": [["tx_discards_phy"], ["tx_total_discard_pkts"], ["tx_dropped"]],
+    "port_xmit_discards": [
+        ["tx_discards_phy"],
+        ["tx_total_discard_pkts"],
+        ["tx_stat_discard"],
+        ["tx_dropped"],
+    ],
     "rx_discards_phy": [
         ["rx_discards_phy"],
         ["port.rx_dropped"],
         ["rx_dropped.nic"],
         ["rx_total_discard_pkts"],
+        ["rx_stat_discard"],
         ["rx_discards"],
     ],
     "port_rcv_errors": [
@@ -80,18 +92,33 @@ _WAYS: dict[str, list[list[str]]] = {
     ],
     "symbol_error": [
         ["rx_pcs_symbol_err_phy"],
+        ["rx_pcs_symbol_err"],
         ["a_symbol_error_during_carrier"],
         ["eth-phy-SymbolErrorDuringCarrier"],
     ],
-    "link_downed": [["link_down_events_phy"]],
+    "link_downed": [["link_down_events_phy"], ["link_down_events"]],
     "out_of_buffer": [["rx_out_of_buffer"]],
 }
-#: ENA has no counter of the port at all, only its queues.
+
+
+def _queues(side: str, what: str, count: str) -> re.Pattern[str]:
+    """Counters whose sum is the port's: of ENA, virtio_net, hv_netvsc, be2net, vmxnet3 in turn.
+
+    Traffic of a virtual function that bypasses hv_netvsc's queues is counted apart (``vf_``).
+    """
+    return re.compile(
+        rf"queue_\d+_{side}_{'cnt' if what == 'packets' else what}"
+        rf"|{side}(?:_queue_)?\d+_{what}|vf_{side}_{what}"
+        rf"|{side}q\d+: {side}_{count}"
+        rf"|{side.capitalize()} Queue# \d+: [umb]cast {count} {side}"
+    )
+
+
+#: Virtual ports, and some real ones, have no counter of the port at all, only those of queues.
 _QUEUES = {
-    "port_xmit_data": re.compile(r"queue_\d+_tx_bytes"),
-    "port_rcv_data": re.compile(r"queue_\d+_rx_bytes"),
-    "port_xmit_packets": re.compile(r"queue_\d+_tx_cnt"),
-    "port_rcv_packets": re.compile(r"queue_\d+_rx_cnt"),
+    f"port_{way}_{column}": _queues(side, what, count)
+    for side, way in (("tx", "xmit"), ("rx", "rcv"))
+    for column, what, count in (("data", "bytes", "bytes"), ("packets", "packets", "pkts"))
 }
 #: Per priority where PFC is on: mlx5, then mlx4 and mlxsw, then bnxt.
 _PFC = re.compile(
@@ -115,6 +142,30 @@ def split(line: str) -> tuple[str, str] | None:
     return (name, value) if name and value else None
 
 
+class Section:
+    """Names a queue's counters by the queue, where its number stands on a line above them.
+
+    vmxnet3 prints ``Tx Queue#: 0`` and then, indented further, names that are the same in every
+    queue.
+    """
+
+    _HEAD = re.compile(r"[RT]x Queue#")
+
+    def __init__(self) -> None:
+        self._prefix = ""
+        self._indent = 0
+
+    def name(self, line: str, name: str, value: str) -> str | None:
+        """What to call the counter of a line as :func:`split` parts it; ``None`` for a heading."""
+        indent = len(line) - len(line.lstrip())
+        if self._HEAD.fullmatch(name):
+            self._prefix, self._indent = f"{name} {value}: ", indent
+            return None
+        if indent <= self._indent:
+            self._prefix = ""
+        return self._prefix + name
+
+
 def statistics(text: str) -> dict[str, int]:
     """Counters by name of one device's ``ethtool -S`` output.
 
@@ -124,13 +175,15 @@ def statistics(text: str) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     twice: set[str] = set()
+    section = Section()
     for line in text.splitlines():
         pair = split(line)
         value = number(pair[1]) if pair else None
-        if pair is None or value is None:
+        name = section.name(line, *pair) if pair else None
+        if name is None or value is None:
             continue
-        if found.setdefault(pair[0], value) != value:
-            twice.add(pair[0])
+        if found.setdefault(name, value) != value:
+            twice.add(name)
     return {name: value for name, value in found.items() if name not in twice}
 
 

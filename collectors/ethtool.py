@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Rows, Source
-from xtune.collectors._ethtool import counters, number, split
+from xtune.collectors._ethtool import Section, counters, number, split
 from xtune.collectors._ib import link_id
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id, fallback_time
@@ -56,6 +56,7 @@ class _Reading:
         self._section = "statistics"
         self._values: dict[str, int] = {}
         self._twice: set[str] = set()
+        self._queue = Section()
         self._maybe: str | None = None
         self.times = TimeLines(context)
         self.notes: Counter[str] = Counter()
@@ -100,8 +101,9 @@ class _Reading:
         value = number(pair[1])
         if value is None:
             return "not a counter"
-        if self._values.setdefault(pair[0], value) != value:
-            self._twice.add(pair[0])
+        name = self._queue.name(line, *pair)
+        if name is not None and self._values.setdefault(name, value) != value:
+            self._twice.add(name)
         return None
 
     def _heading(self, text: str) -> bool:
@@ -165,6 +167,7 @@ class _Reading:
         """
         values, self._values = self._values, {}
         twice, self._twice = self._twice, set()
+        self._queue = Section()
         if not values:
             return
         if twice:

@@ -84,10 +84,58 @@ def test_pause(names: tuple[str, ...], expected: int) -> None:
         ("a_octets_received_ok: 7\na_frames_received_ok: 2",
          {"port_rcv_data": 7, "port_rcv_packets": 2}),
         ("eth-mac-OctetsTransmittedOK: 7", {"port_xmit_data": 7}),
+        # virtio_net, then as newer kernels name them; hv_netvsc; be2net: only queues count.
+        ("rx_queue_0_bytes: 5\nrx_queue_1_bytes: 6\ntx_queue_0_packets: 2\n"
+         "tx_queue_10_packets: 3", {"port_rcv_data": 11, "port_xmit_packets": 5}),
+        ("rx0_bytes: 5\nrx1_bytes: 6", {"port_rcv_data": 11}),
+        ("rx0_bytes: 5\nrx1_bytes: 6\nrx_bytes: 12", {"port_rcv_data": 12}),
+        ("vf_rx_bytes: 90\nrx_queue_0_bytes: 5", {"port_rcv_data": 95}),
+        ("txq0: tx_bytes: 1\ntxq1: tx_bytes: 2\nrxq0: rx_pkts: 3",
+         {"port_xmit_data": 3, "port_rcv_packets": 3}),
+        # sfc, dpaa2, tg3, iavf, bnxt
+        ("port_tx_bytes: 9\ntx_unicast: 3\nport_tx_packets: 4",
+         {"port_xmit_data": 9, "port_xmit_packets": 4}),
+        ("[hw] rx bytes: 8\n[mac] rx bytes: 9\n[mac] rx frames ok: 2",
+         {"port_rcv_data": 9, "port_rcv_packets": 2}),
+        ("tx_octets: 9\ntx_ucast_packets: 1\ntx_mcast_packets: 2\ntx_bcast_packets: 3",
+         {"port_xmit_data": 9, "port_xmit_packets": 6}),
+        ("rx_bytes: 9\nrx_unicast: 1\nrx_multicast: 2\nrx_broadcast: 3",
+         {"port_rcv_data": 9, "port_rcv_packets": 6}),
+        ("link_down_events: 2\nrx_pcs_symbol_err: 3\nrx_stat_discard: 4\ntx_stat_discard: 5",
+         {"link_downed": 2, "symbol_error": 3, "rx_discards_phy": 4, "port_xmit_discards": 5}),
     ],
 )  # fmt: skip
 def test_drivers(text: str, expected: dict[str, int]) -> None:
     assert columns(text) == expected
+
+
+VMXNET3 = """NIC statistics:
+     Tx Queue#: 0
+       ucast pkts tx: 5
+       ucast bytes tx: 500
+       bcast bytes tx: 7
+       drv dropped tx total: 2
+          giant hdr: 2
+       giant hdr: 2
+     Tx Queue#: 1
+       ucast pkts tx: 6
+       ucast bytes tx: 600
+     Rx Queue#: 0
+       ucast bytes rx: 40
+     tx timeout count: 3
+"""
+
+
+def test_counters_below_the_number_of_their_queue_are_told_apart(tmp_path: Path) -> None:
+    result = run_text("ethtool", tmp_path, VMXNET3)
+    (row,) = result.counters
+    assert row["extra"]["Tx Queue# 0: ucast pkts tx"] == 5
+    assert row["extra"]["Tx Queue# 1: ucast pkts tx"] == 6
+    assert row["extra"]["tx timeout count"] == 3 and "Tx Queue#" not in row["extra"]
+    assert (row["port_xmit_data"], row["port_rcv_data"]) == (1107, 40)
+    assert row["port_xmit_packets"] == 11 and row["port_rcv_packets"] is None
+    assert not any("twice" in note for note in result.notes)
+    assert statistics(VMXNET3) == row["extra"]
 
 
 def test_names_and_values_of_every_kind() -> None:
