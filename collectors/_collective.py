@@ -6,7 +6,11 @@ all_to_all that is n times the count of the NCCL call, which is per rank.
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
+
+from xtune.collectors._values import small
 
 #: NCCL's ncclDataType_t by number (nccl.h): 9 since 2.10, 10 and 11 since 2.24.
 NCCL_DTYPES = (
@@ -149,6 +153,19 @@ def size_from_tensors(op: str, sent: int, received: int, ranks: int | None) -> i
     if op == "all_to_all":
         return sent or received
     return max(sent, received)
+
+
+def ranks_of(listed: Any) -> list[int] | None:
+    """Global ranks of a PyTorch process group, a list or its text; null where it was shortened."""
+    if isinstance(listed, str):
+        try:
+            listed = json.loads(listed)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(listed, (list, tuple)) or not listed:
+        return None
+    ranks = [rank for rank in map(small, listed) if rank is not None]
+    return ranks if len(ranks) == len(listed) else None
 
 
 def group_comm(name: str) -> str:

@@ -121,6 +121,12 @@ def family_of(device_id: int | None) -> str | None:
     return None if device_id is None else FAMILIES.get(device_id)
 
 
+def family_of_hca(hca_type: str | None) -> str | None:
+    """Device family of sysfs' ``hca_type``, such as ``MT4129``: a device id in decimal digits."""
+    digits = (hca_type or "").removeprefix("MT")
+    return family_of(int(digits)) if re.fullmatch(r"\d{1,6}", digits, re.ASCII) else None
+
+
 def xmit_wait_tick(family: str | None, tick: int | None, lanes: int | None) -> float | None:
     """Byte times on the whole port per tick of ``port_xmit_wait``.
 

@@ -125,16 +125,21 @@ def _counter(path: Path, place: str, reader: Reader) -> int | Reject:
         return unreadable(place, error)
 
 
-def _pci_and_netdev(folder: Path, port: int, reader: Reader) -> tuple[str | None, str | None]:
+def pci_address(folder: Path) -> str | None:
+    """PCI address of the device that a folder of ``class/`` is of; ``None`` where it has none."""
     try:
         address = (folder / "device").resolve().name
     except (OSError, RuntimeError):
-        address = ""
+        return None
+    return address if _PCI.fullmatch(address) else None
+
+
+def _netdev(folder: Path, port: int, reader: Reader) -> str | None:
     netdev = _attribute(folder / "ports" / str(port) / "gid_attrs" / "ndevs" / "0", reader)
     if netdev is None:
         names = entries(folder / "device" / "net")
         netdev = names[0] if len(names) == 1 else None
-    return (address if _PCI.fullmatch(address) else None), netdev
+    return netdev
 
 
 def describe_ports(folder: Path, reader: Reader = read_file) -> Iterator[Port]:
@@ -162,7 +167,7 @@ def describe_ports(folder: Path, reader: Reader = read_file) -> Iterator[Port]:
         if gid is not None:
             attributes["gid"] = gid
         port = Port(device=folder.name, number=int(name), attributes=attributes)
-        port.pci, port.netdev = _pci_and_netdev(folder, port.number, reader)
+        port.pci, port.netdev = pci_address(folder), _netdev(folder, port.number, reader)
         yield port
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xtune.collectors._base import Context, Note, Source
-from xtune.collectors._kineto_ops import ranks_of
+from xtune.collectors._collective import ranks_of
 from xtune.collectors._textlines import READ_ERRORS
 from xtune.collectors._values import positive, small, text
 

@@ -10,7 +10,6 @@ runs many of its functions in a few kernels, so those columns stay null.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from xtune.collectors._collective import (
     POINT_TO_POINT,
     PSEUDO_OPS,
     canonical_op,
+    ranks_of,
     size_from_tensors,
     torch_dtype,
 )
@@ -156,19 +156,6 @@ def _from_input(op: Op, arguments: dict[str, Any]) -> None:
             return
         count *= known
     op.sent = natural(count)
-
-
-def ranks_of(listed: Any) -> list[int] | None:
-    """Ranks of a group; null where the list was shortened (``[0, 1, ...]``)."""
-    if isinstance(listed, str):
-        try:
-            listed = json.loads(listed)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(listed, list) or not listed:
-        return None
-    ranks = [rank for rank in map(small, listed) if rank is not None]
-    return ranks if len(ranks) == len(listed) else None
 
 
 @lru_cache(maxsize=256)

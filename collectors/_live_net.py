@@ -18,7 +18,7 @@ from typing import Any
 from xtune.collectors._base import Context, Reject, RowBuffer, Rows
 from xtune.collectors._ethtool import counters, statistics
 from xtune.collectors._ib import link_id
-from xtune.collectors._ib_sysfs_tree import entries, read_file
+from xtune.collectors._ib_sysfs_tree import entries, pci_address, read_file
 from xtune.collectors.ethtool import COLLECTOR
 
 RESCAN_NS = 2_000_000_000
@@ -28,7 +28,6 @@ _VIRTUAL = re.compile(
     r"lo|(veth|docker|br-|virbr|cni|flannel|cali|cilium|lxc|tun|tap|dummy|ifb|sit|gre|gretap|erspan"
     r"|ip6|tunl|wg|vxlan|bond|team|nlmon|kube|ovs).*"
 )
-_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: Columns of ``/proc/net/dev`` (Linux net/core/net-procfs.c) by what sysfs calls them.
 _PROC = (
     *("rx_bytes", "rx_packets", "rx_errors", "rx_dropped", "rx_fifo_errors", "rx_frame_errors"),
@@ -182,11 +181,7 @@ class NetSampler:
 
     def _about(self, name: str) -> dict[str, Any]:
         folder = self._net / name
-        try:
-            address = (folder / "device").resolve().name
-        except (OSError, RuntimeError):
-            address = ""
-        pci = address if _PCI.fullmatch(address) else None
+        pci = pci_address(folder)
         link = link_id(None, self.host, name, 1, self.host)
         if pci is not None:
             link = self._links.setdefault(pci, link)

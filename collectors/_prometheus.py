@@ -14,7 +14,7 @@ from xtune.collectors._ib import (
     LANE_GBPS,
     PORT_STATES,
     WORD_BYTES,
-    family_of,
+    family_of_hca,
     guid,
     link_id,
     told_unit,
@@ -73,8 +73,7 @@ class Names:
             kinds = ("hca" in labels, labels.get("uplink_type") == "CA")
             self.cable(near, far, name, kinds)
         elif exporter == NODE:
-            digits = labels.get("hca_type", "").removeprefix("MT")
-            family = family_of(int(digits)) if re.fullmatch(r"\d{1,6}", digits, re.A) else None
+            family = family_of_hca(labels.get("hca_type"))
             self.about[_device(labels)] = {"device_family": family}
         else:
             name_of = labels.get("switch") or labels.get("hca") or ""

@@ -41,6 +41,7 @@ from xtune.collectors._collective import (
     POINT_TO_POINT,
     canonical_op,
     group_comm,
+    ranks_of,
     size_from_tensors,
     torch_dtype,
 )
@@ -316,15 +317,8 @@ def _groups(config: Any) -> dict[str, list[int]]:
         if not isinstance(group, dict):
             continue
         name = text(group.get("name")) or text(key)
-        listed = group.get("ranks")
-        if isinstance(listed, str):
-            try:
-                listed = json.loads(listed)
-            except (ValueError, RecursionError):
-                listed = None
-        ranks = [small(rank) for rank in listed] if isinstance(listed, (list, tuple)) else []
         if name is not None:
-            groups[name] = [] if None in ranks else [rank for rank in ranks if rank is not None]
+            groups[name] = ranks_of(group.get("ranks")) or []
     return groups
 
 

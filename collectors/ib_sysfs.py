@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
 from xtune.collectors._ib import (
     WORD_BYTES,
-    family_of,
+    family_of_hca,
     guid,
     has_counters,
     is_wide,
@@ -83,11 +83,6 @@ def merged(
     return values, wide or takes_over, WORD_BYTES
 
 
-def _hca_family(hca_type: str | None) -> str | None:
-    digits = (hca_type or "").removeprefix("MT")
-    return family_of(int(digits)) if digits.isascii() and digits.isdigit() else None
-
-
 def port_rows(
     port: Port, wide: bool, host: str | None, unknown: str, ts: int | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,7 +110,7 @@ def port_rows(
         "node_description": attributes.get("node_desc"),
         "width": width,
         "link_layer": link_layer,
-        "device_family": _hca_family(attributes.get("hca_type")),
+        "device_family": family_of_hca(attributes.get("hca_type")),
         "state": attributes.get("state", "").rpartition(":")[2].strip() or None,
     }
     values, sixty_four, unit = merged(port.counters, port.hw_counters, port.counters_ext, wide)

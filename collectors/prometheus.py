@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import re
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,15 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, Source
+from xtune.collectors._base import (
+    GZIP_MAGIC,
+    Collector,
+    Context,
+    Item,
+    Note,
+    Reject,
+    Source,
+)
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id
 from xtune.collectors._prometheus import Group
@@ -38,8 +45,8 @@ from xtune.collectors._prometheus_pairs import (
 )
 from xtune.collectors._prometheus_rows import NOTHING, Key, Writer
 from xtune.collectors._prometheus_samples import Ints
+from xtune.collectors._textlines import READ_ERRORS
 
-_GZIP = b"\x1f\x8b"
 _ENVELOPE = re.compile(rb'"resultType"\s*:\s*"(matrix|vector)"')
 _ERROR = re.compile(rb'"error"\s*:\s*"((?:[^"\\]|\\.){0,500})')
 _EMPTY = (
@@ -55,7 +62,7 @@ _EXACT = 2.0**53
 def _spool(source: Source, damage: list[Reject]) -> IO[bytes]:
     """The content as a file that can be mapped: itself, or undone gzip in a temporary file."""
     raw = source.path.open("rb")
-    if raw.peek(2)[:2] != _GZIP:
+    if raw.peek(2)[:2] != GZIP_MAGIC:
         return raw
     raw.close()
     plain = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -63,7 +70,7 @@ def _spool(source: Source, damage: list[Reject]) -> IO[bytes]:
         with source.open() as stream:
             while block := stream.read1(1 << 20):
                 plain.write(block)
-    except (OSError, EOFError, zlib.error) as error:
+    except READ_ERRORS as error:
         reason = f"the gzip stream ends here: {error}"
         damage.append(Reject(f"byte {plain.tell()}", reason, "what was before is kept"))
     plain.flush()
