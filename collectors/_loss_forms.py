@@ -92,6 +92,8 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
                 (rf"{_NAMED}(?:val(?:id(?:ation)?)?|eval)[ _/]loss{_IS}{_N}{_END}", _VALIDATION),
                 (rf"{_NAMED}(?:lr|learning[ _]rate){_IS}{_N}{_END}", _LR),
                 (rf"{_NAMED}(?:grad(?:ient)?[ _]?norm|norm){_IS}{_N}{_END}", _NORM),
+                (rf"{_NAMED}(?:dt|(?:step|iter(?:ation)?)[ _]time){_IS}{_T}\s?ms\b", _TIME_MS),
+                (rf"{_NAMED}(?:dt|(?:step|iter(?:ation)?)[ _]time){_IS}{_T}\s?s(?:ec)?\b", _TIME),
             ),
         ),
         # torchtitan's reference curves: 12 3.1

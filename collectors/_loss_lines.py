@@ -20,7 +20,7 @@ from xtune.collectors._textlines import Line
 from xtune.collectors._values import as_extra
 
 _RANK = re.compile(r"\[(?:rank|default)\s*(\d{1,9})\]|^\s*(\d{1,9}):\s", re.I)
-_BAR = re.compile(r"^\s*\d{1,3}%\|[^|]*\|\s*(\d{1,18})/(\d{1,18}) \[")
+_BAR = re.compile(r"^\s*\d{1,3}%\|[^|]*\|\s*(\d{1,18})/(\d{1,18}) \[[^\]]*\](.*)")
 _REMEMBERED = 4096
 
 
@@ -57,13 +57,18 @@ class LossLines:
         parts = line.text.split("\r")
         for index, part in enumerate(parts):
             whole = line.whole or index + 1 < len(parts)
-            yield from self._part(line, part, whole)
+            yield from self._part(line, part, whole, drawn=len(parts) > 1)
         if self._rows.full:
             yield from self._rows.flush()
 
-    def _part(self, line: Line, text: str, whole: bool) -> Iterator[Item]:
+    def _part(self, line: Line, text: str, whole: bool, *, drawn: bool) -> Iterator[Item]:
         if self._unstepped and (bar := _BAR.match(COLOUR.sub("", text))):
-            self._stepped(int(bar[1]), bar[2])
+            # What a terminal shows in the end is each line's last bar: other output ends it, and
+            # steps may lie between it and the loss. A file has every bar, in one line.
+            if drawn or not bar[3].strip():
+                self._stepped(int(bar[1]), bar[2])
+            else:
+                self._flush_unstepped()
         logged = event(text)
         if logged is not None:
             before, record = logged

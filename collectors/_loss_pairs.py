@@ -14,10 +14,12 @@ from typing import Any
 from xtune.collectors._values import natural, real
 
 _NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
+# Lightning's bar pads each value to five places: nan.0
+_PADDED = re.compile(r"(nan|inf)\.0*$")
 _DICT = re.compile(r"\{(?=[^{}]*'(?:loss|eval_loss|train_runtime)':)('[^{}]*)\}")
 _DICT_PAIR = re.compile(rf"'([^']{{1,64}})': '?({_NUMBER})'?(?=[,}}]|$)")
 _BAR = re.compile(r"\|\s*\d+/\d+\s*\[([^\]]*)\]")
-_BAR_PAIR = re.compile(rf"(?:^|, )([A-Za-z_][\w /-]{{0,63}})=({_NUMBER})(?=,|$)")
+_BAR_PAIR = re.compile(rf"(?:^|, )([A-Za-z_][\w /-]{{0,63}})=({_NUMBER}(?:\.0*)?)(?=,|$)")
 _PRINTED = re.compile(r"\bTraining epoch \d+, iteration \d+/\d+ \| (.*)$")
 _DEEPSPEED = re.compile(r"\bstep=(\d{1,18}), skipped=(\d{1,18}), lr=\[?([^\],\s]+)[^=]*, mom=")
 
@@ -27,8 +29,10 @@ _COLUMNS = {
     "lr": ("train", "learning_rate"),
     "learning_rate": ("train", "learning_rate"),
     "grad_norm": ("train", "grad_norm"),
+    "gradient_norm": ("train", "grad_norm"),
     "train_step_timing in s": ("train", "step_time_s"),
     "train_step_timing": ("train", "step_time_s"),
+    "iteration_time": ("train", "step_time_s"),
 }
 _EXTRA = ("consumed_samples", "global_batch_size")
 
@@ -90,15 +94,14 @@ def lightning_line(line: str) -> Said | None:
         return None
     found = _BAR.search(line)
     if found is not None:
-        pairs = dict(_BAR_PAIR.findall(found[1]))
+        pairs = {name: _PADDED.sub(r"\1", value) for name, value in _BAR_PAIR.findall(found[1])}
     else:
         found = _PRINTED.search(line)
         if found is None:
             return None
         parts = (part.partition(": ") for part in found[1].split(" | "))
         pairs = {name.strip(): value.strip() for name, _, value in parts}
-    step = _whole(pairs.get("global_step"))
-    if step is None:
+    if real(pairs.get("global_step")) is None:
         return None
     if "reduced_train_loss" not in pairs and "loss" in pairs:
         pairs["reduced_train_loss"] = pairs["loss"]
@@ -109,9 +112,13 @@ def lightning_line(line: str) -> Said | None:
             values.setdefault(split, {}).setdefault(column, value)
     if "loss" not in values.get("train", {}):
         return None
-    extra = {name: _whole(pairs.get(name)) for name in _EXTRA}
-    before = line[: found.start()]
-    return Said(before=before, step=step, values=values, extra=extra, repeats=True)
+    return Said(
+        before=line[: found.start()],
+        step=_exact(pairs.get("global_step")),
+        values=values,
+        extra={name: _exact(pairs.get(name)) for name in _EXTRA},
+        repeats=True,
+    )
 
 
 def step_line(line: str) -> Said | None:
@@ -129,3 +136,8 @@ def step_line(line: str) -> Said | None:
 
 def _whole(value: str | None) -> int | None:
     return natural(real(value))
+
+
+def _exact(value: str | None) -> int | None:
+    """A count of a progress bar; one with an exponent is rounded to three digits: null."""
+    return None if value is None or "e" in value.lower() else _whole(value)

@@ -230,7 +230,7 @@ FORMS += [
     ),
     (
         "step    12 | loss: 3.500000 | lr 2.5000e-01 | norm: 1.5000 | dt: 338.99ms | tok/sec: 15",
-        (12, "train", 3.5, 1.5, 0.25, None),
+        (12, "train", 3.5, 1.5, 0.25, 0.33899),
     ),
     ("Step 12/100, aux loss: 9.0, loss=3.5, lr=0.25", (12, "train", 3.5, None, 0.25, None)),
     ("iteration 12: train loss 3.5", (12, "train", 3.5, None, None, None)),
@@ -487,3 +487,40 @@ def test_odd_lines_end_soon(tmp_path: Path, line: str) -> None:
     started = time.process_time()
     read_lines(tmp_path, TEXT, line)
     assert time.process_time() - started < 3
+
+
+def test_nemo_bar_with_padded_and_rounded_values(tmp_path: Path) -> None:
+    bar = (
+        "Epoch 0:   3%|3   | {}/900 [0:10<9:00, v_num=0-1, reduced_train_loss={}, global_step={}]"
+    )
+    read = read_lines(
+        tmp_path, TEXT, bar.format(7, "nan.0", "7.000"), bar.format(9, "2.50", "9e+3")
+    )
+    assert [row["step"] for row in read.rows] == [7, None]
+    assert math.isnan(read.rows[0]["loss"]) and read.rows[1]["loss"] == 2.5
+    line = bar.format(8, "2.250", "8.000, gradient_norm=0.50, iteration_time=16.0")
+    (row,) = read_lines(tmp_path, TEXT, line).rows
+    assert some(row, "step", "loss", "grad_norm", "step_time_s") == (8, 2.25, 0.5, 16.0)
+
+
+def test_bar_that_a_terminal_left_behind_gives_no_step(tmp_path: Path) -> None:
+    said = "{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.06}"
+    left = "  8%|8   | 1999/24128 [1:52:09<20:27:23,  3.33s/it][2026-01-02 03:04:05,006] [INFO] x"
+    (row,) = read_lines(tmp_path, TEXT, said, left).rows
+    assert some(row, "step", "loss") == (None, 2.5)
+    drawn = "\r  6%|6   | 1500/24128 [1:20:00<20:27:23,  3.33s/it]\r" + left
+    (row,) = read_lines(tmp_path, TEXT, said, drawn).rows
+    assert some(row, "step", "loss") == (1500, 2.5)
+
+
+def test_step_time_of_a_plain_step_line(tmp_path: Path) -> None:
+    rows = read_lines(
+        tmp_path,
+        TEXT,
+        "step     7 | loss: 3.125000 | lr 6.0e-04 | norm: 0.25 | dt: 250.00ms | tok/sec: 9.0",
+        "step 8 | loss: 3.0 | step time: 0.5s | time: 90s",
+    ).rows
+    assert [some(r, "step", "loss", "step_time_s") for r in rows] == [
+        (7, 3.125, 0.25),
+        (8, 3.0, 0.5),
+    ]
