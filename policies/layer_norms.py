@@ -6,10 +6,10 @@ steps one fused pass takes the L2 norm and the share of non-zero elements of eac
 gradient; the device is waited for once. It never raises into the training job: it stops, says why
 once, and counts what it dropped.
 
-What a norm is of: under DistributedDataParallel the gradient after the all-reduce, equal on all
-ranks, so rank 0 alone logs. Under FSDP2, or with any other DTensor, each rank logs its own shard
-(``"scope": "shard"``): squares of shards add up to the square of the whole. A plain model logs on
-every rank, since its ranks need not be equal.
+What a norm is of: under DistributedDataParallel, compiled or not, the gradient after the
+all-reduce, equal on all ranks of its group, so the first of them alone logs. Under FSDP, or with
+any other DTensor, each rank logs its own shard (``"scope": "shard"``): squares of shards add up to
+the square of the whole. A plain model logs on every rank, since its ranks need not be equal.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LayerNorms:
         self.error: str | None = None
         self.path: Path | None = None
         self._model = model
-        self._every = max(1, int(every))
+        self._every = 1
         self._about = {"job": job, "run": run}
         self._cap = size_cap_bytes
         self._clock = clock
@@ -92,9 +92,9 @@ class LayerNorms:
         self._depths: dict[str, float] = {}
         self._quiet = False
         try:
+            self._every = max(1, int(every))
             self._rank = _rank() if rank is None else rank
-            # The gradients of replicas are equal: one of them is enough.
-            self._quiet = isinstance(model, DistributedDataParallel) and bool(self._rank)
+            self._quiet = _is_replica(model)
             self._depths = depths([name for name, _ in _parameters(model)])
             if not self._quiet:
                 self.path = log_path(str(path), rank=self._rank)
@@ -108,16 +108,18 @@ class LayerNorms:
         """Call once an iteration, while the gradients are there.
 
         Args:
-            step: The iteration; by default the number of calls before this one.
+            step: The iteration, any whole number; by default that of calls before this one.
         """
-        number = self._steps if step is None else step
-        self._steps += 1
-        if self._quiet or number % self._every:
-            return
-        if self._file is None:
-            self.dropped += 1
+        count, self._steps = self._steps, self._steps + 1
+        if self._quiet:
             return
         try:
+            number = count if step is None else int(step)
+            if number % self._every:
+                return
+            if self._file is None:
+                self.dropped += 1
+                return
             with torch.no_grad():
                 data = b"".join(self._lines(number))
             if self._size + len(data) > self._cap:
@@ -184,13 +186,14 @@ def measure(model: nn.Module) -> list[dict[str, Any]]:
         ``shard`` where the gradient is this rank's part of it). Of a sparse gradient, the elements
         that it does not hold are zero.
     """
+    scope_of_plain = "shard" if _is_flattened(model) else "full"
     found: list[dict[str, Any]] = []
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
     for name, parameter in _parameters(model):
         gradient = parameter.grad
         if gradient is None:
             continue
-        scope = "full"
+        scope = scope_of_plain
         if isinstance(gradient, DTensor):
             gradient = gradient.to_local()
             scope = "shard"
@@ -214,13 +217,16 @@ def measure(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _norms_and_counts(tensors: list[Tensor]) -> tuple[list[float], list[float]]:
-    """L2 norms and numbers of non-zero elements of tensors of one device, in float32.
+    """L2 norms and numbers of non-zero elements of tensors of one device.
 
     One kernel for all norms, whatever the number of tensors; the norm of half-precision gradients
-    is summed in float32, where it does not overflow.
+    is summed in float32, where it does not overflow, and that of 64-bit ones in float64.
     """
+    # Numbers of 8 bits have no arithmetic of their own.
+    tensors = [t.float() if t.dtype.itemsize == 1 else t for t in tensors]
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    norms = torch._foreach_norm(real, 2, dtype=torch.float32)
+    is_wide = any(t.dtype == torch.float64 for t in real)
+    norms = torch._foreach_norm(real, 2, dtype=torch.float64 if is_wide else torch.float32)
     counts = [torch.count_nonzero(tensor) for tensor in tensors]
     # Counts as float64: float32 cannot tell those of over 16 million elements apart.
     both = torch.cat([torch.stack(list(norms)).double(), torch.stack(counts).double()])
@@ -245,6 +251,17 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for wrapper in _WRAPPERS:
             name = name.replace("." + wrapper, ".").removeprefix(wrapper)
         yield name, parameter
+
+
+def _is_replica(model: nn.Module) -> bool:
+    """Whether another rank has equal gradients and logs them: one of a DDP group is enough."""
+    plain = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    return isinstance(plain, DistributedDataParallel) and dist.get_rank(plain.process_group) > 0
+
+
+def _is_flattened(model: nn.Module) -> bool:
+    """Whether gradients are shards without being DTensors, as FSDP1 has them."""
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 def _rank() -> int | None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -150,6 +151,38 @@ def test_it_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert len(caplog.records) == 3
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.complex128, torch.bfloat16, torch.float8_e4m3fn, torch.complex64],
+)
+def test_every_number_a_gradient_is_made_of(dtype: torch.dtype) -> None:
+    """Beside one of another kind."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))])
+    odd = nn.Module()
+    odd.weight = nn.Parameter(torch.zeros(4).to(dtype), requires_grad=False)
+    odd.weight.grad = torch.tensor([2.0, 0.0, 2.0, 1.0]).to(dtype)
+    model[1].grad = torch.tensor([3.0, 4.0])
+    found = measure(nn.ModuleList([odd, model]))
+    assert [(one["norm"], one["density"]) for one in found] == [(3.0, 0.75), (5.0, 1.0)]
+
+
+@pytest.mark.parametrize("step", [np.int64(4), torch.tensor(4), 4.0, np.float32(4)])
+def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
+    model = with_gradients(nn.Linear(1, 1), torch.ones(1, 1), torch.ones(1))
+    norms = LayerNorms(model, tmp_path / "n", every=2)
+    norms.step(step)
+    norms.close()
+    assert {row["step"] for row in read_path(COLLECTOR, tmp_path / "n").rows} == {4}
+
+
+@pytest.mark.parametrize(("step", "every"), [("four", 1), ([4], 2), (math.nan, 1), (4, "two")])
+def test_arguments_that_make_no_sense_do_not_raise(tmp_path: Path, step: Any, every: Any) -> None:
+    model = with_gradients(nn.Linear(1, 1), torch.ones(1, 1), torch.ones(1))
+    norms = LayerNorms(model, tmp_path / "n", every=every)
+    norms.step(step)
+    assert norms.dropped == 1 and norms.error
+
+
 def test_the_size_cap_counts_what_it_drops(tmp_path: Path) -> None:
     model = with_gradients(nn.Linear(1, 1), torch.ones(1, 1), torch.ones(1))
     path = tmp_path / "n"
@@ -165,7 +198,7 @@ def test_the_size_cap_counts_what_it_drops(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "compiled", "stages", "fsdp", "fsdp1"])
 def test_two_ranks(kind: str, tmp_path: Path) -> None:
     said = run(2, log, kind, str(tmp_path))
     assert [one["error"] for one in said] == [None, None]
@@ -176,11 +209,15 @@ def test_two_ranks(kind: str, tmp_path: Path) -> None:
         for row in read_path(COLLECTOR, path).rows:
             squares[row["layer"]] = squares.get(row["layer"], 0.0) + row["norm"] ** 2
             scopes.add(row["extra"]["scope"])
-    assert {name: math.sqrt(x) for name, x in squares.items()} == pytest.approx(
-        said[0]["whole"], rel=1e-5
-    )
-    assert len(files) == (1 if kind == "ddp" else 2)
-    assert scopes == {"full" if kind == "ddp" else "shard"}
+    whole = said[0]["whole"]
+    if kind in ("stages", "fsdp1"):  # each rank knows its own
+        whole = {
+            name: math.hypot(*(one["whole"].get(name, 0.0) for one in said))
+            for name in {*said[0]["whole"], *said[1]["whole"]}
+        }
+    assert {name: math.sqrt(x) for name, x in squares.items()} == pytest.approx(whole, rel=1e-5)
+    assert len(files) == (1 if kind in ("ddp", "compiled") else 2)
+    assert scopes == {"shard" if kind.startswith("fsdp") else "full"}
 
 
 def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
