@@ -13,9 +13,11 @@ import io
 import json
 import re
 import ssl
+import time
 import urllib.error
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import IO, Any, Protocol
 from urllib.parse import urlencode
@@ -32,6 +34,14 @@ _SMALL_BYTES = 64 << 20
 _BLOCK = 1 << 18
 _MANY, _TOGETHER = 100, 40
 _ATTEMPTS = 5
+#: What a failed request has to say, at most.
+_SAID_BYTES = 1 << 16
+#: An answer that drips in for longer is asked for in halves.
+_LONGEST_ANSWER_S = 600.0
+#: No server holds more series; what one says beyond is no number of them.
+_MOST_SERIES = 1e9
+#: Nobody scrapes more seldom; what a server says beyond is no interval.
+_LONGEST_INTERVAL_S = 86_400.0
 _LONGEST_PAUSE_S = 30.0
 _TOO_MUCH = re.compile(
     r"maximum resolution|too many (?:points|samples)|exceed\w* .*(?:points|samples|limit)"
@@ -47,8 +57,8 @@ class Answer(Protocol):
     def headers(self) -> Any:
         """Header fields, with ``get``."""
 
-    def read(self, amount: int, /) -> bytes:
-        """The next bytes."""
+    def read1(self, amount: int, /) -> bytes:
+        """The next bytes, as soon as there are some."""
 
     def close(self) -> None:
         """End it."""
@@ -90,6 +100,7 @@ class Server:
         opener: Sends a request with a timeout in seconds.
         sleep: Waits so many seconds before a retry.
         timeout_s: Of one answer's next bytes.
+        clock: Seconds that never step.
     """
 
     def __init__(
@@ -98,12 +109,14 @@ class Server:
         opener: Opener,
         sleep: Callable[[float], None],
         timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self.retries = 0
         self._open = opener
         self._sleep = sleep
         self._timeout_s = timeout_s
+        self._clock = clock
 
     def names(self, start_ms: int, end_ms: int) -> list[str]:
         """Names of the metrics of our families; a server that cannot filter gives all it has."""
@@ -111,16 +124,19 @@ class Server:
             "label/__name__/values",
             {"match[]": f'{{__name__=~"{FAMILIES}"}}', "start": _s(start_ms), "end": _s(end_ms)},
         )
-        return sorted(name for name in found if isinstance(name, str))
+        if not isinstance(found, list | None):
+            raise ServerError(_NO_PROMETHEUS, _PREFIX)
+        return sorted(name for name in found or () if isinstance(name, str))
 
     def series_count(self, names: Sequence[str], at_ms: int) -> int:
         """Number of series of some metrics at a moment, 0 where there is none then."""
         total = 0
         for query in queries(names, _TOGETHER):
             try:
-                total += int(float(self._vector(f"count({query})", at_ms)[0]["value"][1]))
+                count = float(self._vector(f"count({query})", at_ms)[0]["value"][1])
             except (LookupError, TypeError, ValueError):
                 continue
+            total += int(count) if 0 < count <= _MOST_SERIES else 0
         return total
 
     def interval_ms(self, name: str, start_ms: int, end_ms: int) -> int | None:
@@ -140,7 +156,8 @@ class Server:
                 times = [float(pair[0]) for pair in raw[0]["values"]]
             except (LookupError, TypeError, ValueError):
                 continue
-            gaps = sorted(b - a for a, b in pairwise(times))
+            gaps = [b - a for a, b in pairwise(times)]
+            gaps = sorted(gap for gap in gaps if 0 < gap <= _LONGEST_INTERVAL_S)
             if len(gaps) >= 2:
                 return _round_ms(gaps[len(gaps) // 2] * 1000)
         return None
@@ -170,7 +187,7 @@ class Server:
         tail = out.read()
         out.seek(end)
         if not re.match(rb'\s*\{\s*"status"\s*:\s*"success"', head):
-            raise ServerError("the answer is not that of a Prometheus server", _PREFIX)
+            raise ServerError(_NO_PROMETHEUS, _PREFIX)
         if b'"metric"' not in head:
             out.seek(begin)
             out.truncate()
@@ -191,7 +208,7 @@ class Server:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict) or document.get("status") != "success":
-            raise ServerError("the answer is not that of a Prometheus server", _PREFIX)
+            raise ServerError(_NO_PROMETHEUS, _PREFIX)
         return document.get("data")
 
     def _get(self, path: str, parameters: Mapping[str, str], out: IO[bytes], limit: int) -> None:
@@ -214,28 +231,62 @@ class Server:
         headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "xtune"}
         if self.target.authorization:
             headers["Authorization"] = self.target.authorization
+        first, last = b"", b""
         try:
             answer = self._open(Request(url, headers=headers), self._timeout_s)
             try:
-                for block in _blocks(answer):
+                for block in self._blocks(answer):
                     limit -= len(block)
                     if limit < 0:
                         raise ServerError("the answer is too large", too_much=True)
                     out.write(block)
+                    text = block.strip()
+                    first, last = first or text[:1], text[-1:] or last
             finally:
                 answer.close()
+            if first == b"{" and last != b"}":
+                raise EOFError  # cut by a proxy that did not say so
         except urllib.error.HTTPError as error:
             raise self._status(error) from None
         except (OSError, http.client.HTTPException, zlib.error, EOFError) as error:
             raise self._network(error) from None
 
+    def _blocks(self, answer: Any) -> Iterator[bytes]:
+        """The content of an answer, gzip undone.
+
+        Raises:
+            EOFError: It ends before it should.
+            ServerError: It does not end.
+        """
+        until = self._clock() + _LONGEST_ANSWER_S
+        packed = (answer.headers.get("Content-Encoding") or "").lower() == "gzip"
+        inflate = zlib.decompressobj(wbits=31)
+        length = answer.headers.get("Content-Length") or ""
+        missing = int(length) if length.isdigit() else 0
+        while block := answer.read1(_BLOCK):
+            if self._clock() > until:
+                raise ServerError("the answer takes too long", too_much=True)
+            missing -= len(block)
+            while packed and block:
+                if plain := inflate.decompress(block, _BLOCK):
+                    yield plain
+                block = inflate.unconsumed_tail
+            if block:
+                yield block
+        if packed and (plain := inflate.flush()):
+            yield plain
+        if missing > 0 or (packed and not inflate.eof):
+            raise EOFError
+
     def _status(self, error: urllib.error.HTTPError) -> Exception:
         """What an HTTP status means."""
         with error:
-            try:
-                body = b"".join(_blocks(error))[:65536]
-            except (OSError, http.client.HTTPException, zlib.error, EOFError):
-                body = b""
+            body = b""
+            with suppress(OSError, http.client.HTTPException, zlib.error, EOFError, ServerError):
+                for block in self._blocks(error):
+                    body += block
+                    if len(body) >= _SAID_BYTES:
+                        break
         said = self.target.hide(_said(body))
         text = f"HTTP {error.code}" + (f": {said}" if said else "")
         if error.code in (401, 403):
@@ -277,6 +328,7 @@ class Server:
         return _Retry(ServerError(self.target.hide(str(said)), "is it up, and the port right?"))
 
 
+_NO_PROMETHEUS = "the answer is not that of a Prometheus server"
 _PREFIX = "a path prefix may be missing from --url"
 
 
@@ -291,30 +343,6 @@ def queries(names: Sequence[str], together: int | None = None) -> Iterator[str]:
     for at in range(0, len(names), size):
         some = names[at : at + size]
         yield some[0] if len(some) == 1 else f'{{__name__=~"{"|".join(some)}"}}'
-
-
-def _blocks(answer: Any) -> Iterator[bytes]:
-    """The content of an answer, gzip undone.
-
-    Raises:
-        EOFError: It ends before it should.
-    """
-    packed = (answer.headers.get("Content-Encoding") or "").lower() == "gzip"
-    inflate = zlib.decompressobj(wbits=31)
-    length = answer.headers.get("Content-Length") or ""
-    missing = int(length) if length.isdigit() else 0
-    while block := answer.read(_BLOCK):
-        missing -= len(block)
-        while packed and block:
-            if plain := inflate.decompress(block, _BLOCK):
-                yield plain
-            block = inflate.unconsumed_tail
-        if block:
-            yield block
-    if packed and (plain := inflate.flush()):
-        yield plain
-    if missing > 0 or (packed and not inflate.eof):
-        raise EOFError
 
 
 def _said(body: bytes) -> str:

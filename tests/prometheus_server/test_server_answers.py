@@ -12,8 +12,9 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 
 from xtune.cli import main
 from xtune.cli._prometheus import open_url, uncovered
+from xtune.collectors import _prometheus_http
 from xtune.collectors._prometheus_http import Server, ServerError, queries
 from xtune.collectors._prometheus_url import target
 from xtune.errors import UsageError
@@ -221,6 +223,87 @@ def test_what_is_no_prometheus_is_said(tmp_path: Path) -> None:
     with serving(lambda way, *_: send(way, {"status": "success", "data": ["up"]})) as (url, _):
         done = xtune(tmp_path, "--url", url, *RANGE)
     assert done.returncode == 1 and "no metric that xtune knows" in done.stderr
+
+
+@pytest.mark.parametrize("data", [None, 5, "x", {"a": 1}])
+def test_names_that_are_no_list_are_one_line(tmp_path: Path, data: object) -> None:
+    with serving(lambda way, *_: send(way, {"status": "success", "data": data})) as (url, _):
+        done = xtune(tmp_path, "--url", url, *RANGE)
+    assert done.returncode == 1 and "a bug of" not in done.stderr
+    assert done.stderr.startswith(f"xtune: {url}: ")
+
+
+@pytest.mark.parametrize("number", ["Inf", "NaN", "-5", "0", "1e308"])
+def test_what_is_no_interval_and_no_number_of_series_is_not_believed(
+    tmp_path: Path, number: str
+) -> None:
+    """A step of a millisecond would ask for an hour in 327 windows; none is asked beyond a few."""
+
+    def script(way: BaseHTTPRequestHandler, path: str, asked: dict[str, str]) -> None:
+        if not path.endswith("/query"):
+            return answer(way, path, asked)
+        times = [[number, "1"] for _ in range(5)]
+        series = {"metric": {"__name__": NAME}, "value": [0, number], "values": times}
+        send(way, {"status": "success", "data": {"resultType": "vector", "result": [series]}})
+
+    with serving(script) as (url, seen):
+        done = xtune(tmp_path, "--url", url, *RANGE[:4])
+    assert done.returncode == 0, done.stderr
+    assert "too few samples to tell the scrape interval" in done.stderr
+    assert "-5 series" not in done.stderr and len(done.stderr) < 400
+    assert sum(path.endswith("/query_range") for path, *_ in seen) == 1
+
+
+def test_an_answer_that_was_cut_is_asked_for_again(tmp_path: Path) -> None:
+    """By a proxy that ends it as if it were whole; what it lacked must not count as read."""
+
+    def script(way: BaseHTTPRequestHandler, path: str, asked: dict[str, str]) -> None:
+        if not path.endswith("/query_range"):
+            answer(way, path, asked)
+        elif sum(path.endswith("/query_range") for path, *_ in seen) == 1:
+            send(way, json.dumps(matrix(way, asked)).encode()[:-200])
+        else:
+            answer(way, path, asked)
+
+    with serving(script) as (url, seen):
+        done = xtune(tmp_path, "--url", url, *RANGE)
+    assert done.returncode == 0, done.stderr
+    assert Lake.open(tmp_path / "lake").read("link_counters").num_rows == 601
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_an_end_is_one_line(tmp_path: Path, status: int) -> None:
+    def script(way: BaseHTTPRequestHandler, path: str, asked: dict[str, str]) -> None:
+        way.send_response(status)
+        way.end_headers()
+        with suppress(OSError):
+            for _ in range(2000):  # 512 MB
+                way.wfile.write(b" x" * (1 << 17))
+            ends.append(path)
+
+    ends: list[str] = []
+    with serving(script) as (url, _):
+        done = xtune(tmp_path, "--url", url, *RANGE)
+    assert done.returncode == 1 and not ends
+    assert len(done.stderr.splitlines()) == 1 and len(done.stderr) < 600
+
+
+def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(way: BaseHTTPRequestHandler, path: str, asked: dict[str, str]) -> None:
+        way.send_response(200)
+        way.end_headers()
+        with suppress(OSError):
+            for _ in range(200):
+                way.wfile.write(b" ")
+                time.sleep(0.05)
+
+    monkeypatch.setattr(_prometheus_http, "_LONGEST_ANSWER_S", 0.3)
+    with serving(script) as (url, _):
+        server, _ = asking(url)
+        began = time.monotonic()
+        with pytest.raises(ServerError, match="takes too long"):
+            server.names(0, 1000)
+    assert time.monotonic() - began < 5.0
 
 
 def everything(folder: Path) -> str:
