@@ -38,10 +38,7 @@ KNOWN = {
 _BY_LANE = re.compile(r"per lane|Lanes|Current \[(?:mA|dBm)\]|^CDR [RT]X$", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\[[^\[\]]*\.\.[^\[\]]*\]\s*$")
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
-_BER = re.compile(r"(\d{1,3}(?:\.\d+)?)[eE]-(\d{1,3})", re.ASCII)
 _BIN = re.compile(r"Bin\s*(\d{1,3})", re.ASCII)
-#: ``15E-255``: the register's way to say that no error was seen.
-_NO_ERROR_EXPONENT = 200
 #: Bits on the wire of a lane by its nominal Gb/s: 64b/66b to 25G, RS(544,514) PAM4 beyond
 #: (IEEE 802.3 clauses 91, 119, 134; InfiniBand's lanes of EDR and later run at the same rates).
 _LINE_GBPS = {10: 10.3125, 14: 14.0625, 25: 25.78125, 50: 53.125, 100: 106.25, 200: 212.5}
@@ -79,17 +76,6 @@ def count(value: str | None) -> int | None:
     if value is None or not re.fullmatch(r"\d{1,20}", value, re.ASCII):
         return None
     return int(value) if int(value) < U64_MAX else None
-
-
-def ber(value: str | None) -> float | None:
-    """A printed bit error rate (one digit, truncated); ``None`` where no error was observed.
-
-    That none was observed bounds the rate, it does not make it zero.
-    """
-    match = _BER.fullmatch(value or "")
-    if match is None or int(match[2]) >= _NO_ERROR_EXPONENT or float(match[1]) == 0:
-        return None
-    return float(f"{match[1]}e-{match[2]}")
 
 
 def line_gbps(speed: str | None, width: str | None, fec: str | None) -> float | None:

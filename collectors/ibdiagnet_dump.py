@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._ber import NO_ERROR, bit_error_rate
 from xtune.collectors._ib import family_of, guid, lanes_of
 from xtune.collectors._ib_text import clip, read_lines
 from xtune.collectors._ib_time import fallback_time, parse_utc_stamp
@@ -29,7 +30,6 @@ _LST_END = re.compile(
 )
 _LST_LINK = re.compile(r"PHY=(\d{1,2}x)\s+LOG=(\S+)\s+SPD=(\d+(?:\.\d+)?)")
 _STATES = {"ACT": "ACTIVE", "INI": "INIT", "ARM": "ARMED", "DOWN": "DOWN"}
-_CLEAN = re.compile(r"\d+(?:\.\d+)?[eE]-2\d\d")
 _BER = {"Raw BER": "raw_ber", "Effective BER": "effective_ber"}
 
 
@@ -49,14 +49,6 @@ def _rate(width: str, lane_gbps: str) -> float | None:
 
 def _is_cut(description: str) -> bool:
     return description.startswith('"') and (len(description) < 2 or description[-1] != '"')
-
-
-def _ber(text: str) -> float | None:
-    """A bit error rate; the tool's ``15e-255`` means that no error was seen: unknown."""
-    if not re.fullmatch(r"\d+(?:\.\d+)?[eE]-\d+", text):
-        return None
-    value = float(text)
-    return None if value < 1e-200 else value
 
 
 class _Reading:
@@ -165,9 +157,9 @@ class _Reading:
         far = re.match(r"(\d{1,9})\s*\((.*)\)", row.get("Conn LID (#)", ""))
         if up and far:
             self.loose.append((End(node, number), int(far[1]), far[2], *up))
-        told = {column: row[name] for name, column in _BER.items() if row.get(name)}
-        rates = {column: _ber(text) for column, text in told.items()}
-        clean = {f"{c}_is": "no error observed" for c, v in told.items() if _CLEAN.fullmatch(v)}
+        told = {c: bit_error_rate(row[name]) for name, c in _BER.items() if row.get(name)}
+        rates = {column: rate for column, (rate, _) in told.items()}
+        clean = {f"{column}_is": NO_ERROR for column, (_, none_seen) in told.items() if none_seen}
         if clean or any(value is not None for value in rates.values()):
             self.signal.append({"link": f"{node}/{number}", **rates, "extra": clean or None})
         return None

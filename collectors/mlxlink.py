@@ -25,6 +25,7 @@ from xtune.collectors._base import (
     Source,
     Unknown,
 )
+from xtune.collectors._ber import NO_ERROR, bit_error_rate
 from xtune.collectors._ib_time import content_id, fallback_time
 from xtune.collectors._mlxlink import (
     COUNTERS,
@@ -34,7 +35,6 @@ from xtune.collectors._mlxlink import (
     MODULE,
     OPERATIONAL,
     PCIE_EYE,
-    ber,
     count,
     errors_of_all_lanes,
     histogram,
@@ -128,7 +128,7 @@ class _Rows:
         raw, told = _rate(whole, bits and bits * wide, about.get("Raw Physical BER"))
         row = {
             "raw_ber": raw,
-            "effective_ber": ber(about.get("Effective Physical BER")),
+            "effective_ber": bit_error_rate(about.get("Effective Physical BER"))[0],
             "fec_bins": bins,
             "temperature": number(about.get("Temperature [C]")),
             "extra": {**extra, **told} or None,
@@ -191,11 +191,11 @@ def _rate(
     if errors is not None and bits:
         if errors:
             return errors / bits, {}
-        return None, {"raw_ber_below": f"{1 / bits:.3g}", "raw_ber_is": "no error observed"}
-    value = ber(printed)
+        return None, {"raw_ber_below": f"{1 / bits:.3g}", "raw_ber_is": NO_ERROR}
+    value, clean = bit_error_rate(printed)
     if value is not None:
         return value, {"raw_ber_is": "as printed, one digit"}
-    return None, {"raw_ber_is": "no error observed"} if printed else {}
+    return None, {"raw_ber_is": NO_ERROR} if clean else {}
 
 
 class Mlxlink(Collector):

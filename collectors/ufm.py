@@ -27,10 +27,11 @@ from xtune.collectors._base import (
     Source,
     Unknown,
 )
+from xtune.collectors._ber import NO_ERROR, bit_error_rate
 from xtune.collectors._ib import U64_MAX, guid, is_wide, settle, told_unit
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time, scale_epoch
-from xtune.collectors._mlxlink import ber, number
+from xtune.collectors._mlxlink import number
 from xtune.collectors._pma_fields import settle_fields
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import READ_ERRORS, Lines
@@ -52,12 +53,6 @@ _NOTHING = {"", "na", "n/a", "nan", "null", "none", "-1", "0xfffffffffffffffe"}
 
 def _count(value: Any) -> int | None:
     return whole(value, low=0, high=U64_MAX)
-
-
-def _bit_error_rate(value: Any) -> float | None:
-    """A rate as text or number; the register's 1.5e-254 means that no error was seen."""
-    found = value if isinstance(value, float) else ber(str(value).strip())
-    return found if found is not None and 1e-200 < found <= 1 else None
 
 
 class _Rows:
@@ -185,15 +180,11 @@ class _Rows:
         about: dict[str, str],
         same: Mapping[str, Any],
     ) -> None:
-        rates = {
-            n: _bit_error_rate(signal[n]) for n in ("raw_ber", "effective_ber") if n in signal
-        }
-        extra = {
-            **about,
-            **{f"{n}_is": "no error observed" for n, v in rates.items() if v is None},
-        }
+        told = {n: bit_error_rate(signal[n]) for n in ("raw_ber", "effective_ber") if n in signal}
+        clean = {f"{n}_is": NO_ERROR for n, (_, none_seen) in told.items() if none_seen}
+        extra = {**about, **clean}
         row = {
-            **rates,
+            **{n: rate for n, (rate, _) in told.items()},
             "temperature": number(str(signal.get("temperature", ""))),
             "fec_bins": [bins.get(n) for n in range(max(bins) + 1)] if bins else None,
         }
@@ -205,7 +196,7 @@ class _Rows:
                 {
                     **same,
                     "lane": index,
-                    "raw_ber": _bit_error_rate(values.get("raw_ber", "")),
+                    "raw_ber": bit_error_rate(values.get("raw_ber"))[0],
                     "snr": number(str(snr)) if snr is not None else None,
                     "extra": {name: str(value) for name, value in values.items()},
                 }
