@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from xtune.collectors._base import GZIP_MAGIC, HEAD_BYTES
 from xtune.ingest._content import (
     CHUNK_BYTES,
+    MARKS,
     SIGN_BYTES,
     chunks,
+    first_digest,
+    is_beginning,
     measure,
     measure_tree,
     newest_mtime_ns,
@@ -58,10 +61,27 @@ def test_large_files_in_chunks(tmp_path: Path, size: int, noisy: bool) -> None:
         found = measure(path, lambda _, cuts=cuts: cuts)  # type: ignore[misc]
         assert (found.size, found.digest) == (size, hashlib.sha256(content).hexdigest())
         assert found.sign == hashlib.sha256(content[:SIGN_BYTES]).hexdigest()
+        marks = [hashlib.sha256(content[:n]).hexdigest()[:12] for n in MARKS if n <= size]
+        assert list(found.marks) == marks
         assert found.beginnings == {
             cut: hashlib.sha256(content[:cut]).hexdigest() for cut in cuts if cut <= size
         }
         assert read_head(path) == content[:HEAD_BYTES]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("size", [10, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
+def test_a_beginning_as_bytes_tell_it(tmp_path: Path, size: int, packed: bool) -> None:
+    content = os.urandom(size)
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(gzip.compress(content, 1) if packed else content)
+    changed = bytes([content[-1] ^ 1])
+    for other in (content, content + b"x", content[:-1], content[:-1] + changed, b"x" + content):
+        two.write_bytes(other if packed else gzip.compress(other, 1))
+        assert is_beginning(one, two) == other.startswith(content)
+        expected = hashlib.sha256(other[: size - 1]).hexdigest()
+        assert first_digest(two, size - 1) == expected
+        assert first_digest(two, len(other) + 1) == ""
 
 
 def test_short_files_have_no_sign(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,69 @@ def test_a_log_that_grew_and_was_rotated_is_known_by_its_beginning(
     assert run(lake, rotated).state == "replaced"
     assert run(lake, log).state == "read"
     assert steps(lake) == [*range(300), 1000]
+
+
+@pytest.mark.parametrize("names", [("a.log", "b.log"), ("b.log", "a.log")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_log_beside_a_copy_of_its_beginning(
+    lake: Lake, tmp_path: Path, names: tuple[str, str], packed: bool
+) -> None:
+    """``cp train.log train.log.bak`` in the middle of a run; then the folder, several times."""
+    (tmp_path / "logs").mkdir()
+    copy, log = (tmp_path / "logs" / name for name in names)
+    copy.write_bytes(gzip.compress(lines(*range(2000))) if packed else lines(*range(2000)))
+    log.write_bytes(lines(*range(3000)))
+    for _ in range(3):
+        paths = [str(tmp_path / "logs")]
+        states = {
+            Path(result.path).name: result.state
+            for result in collect(lake, paths, context=context(), collectors=COLLECTORS).files
+        }
+        assert steps(lake) == [*range(3000)]
+    assert set(states.values()) == {"unchanged"}
+    log.write_bytes(lines(*range(4000)))
+    assert run(lake, log).state == "replaced"
+    assert run(lake, copy).state == "unchanged"
+    assert run(lake, copy, job="other").state == "read"
+    assert steps(lake) == sorted([*range(4000), *range(2000)])
+
+
+def test_beginnings_in_an_archive(lake: Lake, tmp_path: Path) -> None:
+    """In the order of their names, and packed in an archive of archives."""
+    for name, count in (("1.log", 300), ("2.log", 200), ("3.log", 250), ("4.log", 400)):
+        (tmp_path / name).write_bytes(lines(*range(count)))
+    with tarfile.open(tmp_path / "logs.tar", "w") as archive:
+        for path in sorted(tmp_path.glob("*.log")):
+            archive.add(path, path.name)
+    with tarfile.open(tmp_path / "all.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "logs.tar", "logs.tar")
+    for _ in range(2):
+        collect(lake, [str(tmp_path / "all.tgz")], context=context(), collectors=COLLECTORS)
+        assert steps(lake) == [*range(400)]
+
+
+def test_logs_that_differ_late_are_two(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(lines(*range(300), 7, *range(3000, 5000)))
+    (tmp_path / "b").write_bytes(lines(*range(300), 8))
+    assert (run(lake, tmp_path / "a").state, run(lake, tmp_path / "b").state) == ("read", "read")
+
+
+def test_a_log_whose_longer_one_was_written_anew_is_read(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(lines(*range(300)))
+    run(lake, tmp_path / "a")
+    (tmp_path / "a").write_bytes(lines(*range(250), 9000, 9001))
+    (tmp_path / "b").write_bytes(lines(*range(250)))
+    assert run(lake, tmp_path / "b").state == "read"  # what a was read for is not there to look
+
+
+def test_a_name_that_tells_something_is_no_longer_copy(lake: Lake, tmp_path: Path) -> None:
+    content = b"#named\n" + lines(*range(300))[len(HEAD) :]
+    (tmp_path / "dump_0").write_bytes(content)
+    (tmp_path / "dump_1").write_bytes(content + b"300 1 0.5\n")
+    for order in (("dump_0", "dump_1"), ("dump_1", "dump_0")):
+        for name in order:
+            run(lake, tmp_path / name)
+        assert len(steps(lake)) == 601
 
 
 def test_short_files_that_begin_alike_are_two(lake: Lake, tmp_path: Path) -> None:

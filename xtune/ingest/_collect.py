@@ -129,6 +129,7 @@ class Run:
         self.dry_run = dry_run
         self.debug = debug
         self.stdin = stdin
+        self._unpacked: dict[str, Path] = {}  # where members of archives stand -> where they are
 
     def each(self, found: Found) -> Iterator[FileResult]:
         """Read one input, or the members of one archive as if it were a folder."""
@@ -148,14 +149,16 @@ class Run:
             return
         with tempfile.TemporaryDirectory(prefix="xtune-") as made:
             folder = Path(made)
+            stands = found.stands or found.name
+            self._unpacked[stands] = folder
             for problem in _archive.unpack(found.path, folder):
-                place = utf8(f"{found.stands}, {problem.offset}")
-                yield self._unreadable(utf8(found.name), place, problem)
+                name, place = (f"{at}, {problem.offset}" for at in (found.name, stands))
+                yield self._unreadable(utf8(name), utf8(place), replace(problem, offset="file"))
             for member in Walk(self.lake.root, self.claims.folder).find(str(folder)):
                 below = member.path.relative_to(folder)
-                place = str(Path(found.stands or found.name, below))
-                name = str(Path(found.name, below))
+                place, name = str(Path(stands, below)), str(Path(found.name, below))
                 yield from self._members(replace(member, name=name, place=place), depth + 1)
+            del self._unpacked[stands]
 
     def one(self, found: Found) -> FileResult:
         """Read one input that is no pipe."""
@@ -195,6 +198,8 @@ class Run:
             identity = self.identity(place, content, None, None)
             return self._store(name, identity, lambda _: Reading.of(collector))
         identity = self.identity(place, content, collector, time)
+        if longer := self._longer(identity, path):
+            return _unchanged(name, longer)
         source = Source(path, name)
 
         def read(transaction: Transaction | None) -> Reading:
@@ -220,6 +225,24 @@ class Run:
         inputs = self.lake.inputs()
         here = self.identity(place, Content(digest="", size=0), None, None)
         return _content.measure(path, lambda sign: here.earlier_sizes(inputs, sign))
+
+    def _longer(self, identity: Identity, path: Path) -> InputRecord | None:
+        """The reading of a longer file that begins with this one, where that file is still."""
+        for record in identity.within(self.lake.inputs()):
+            longer = Path(record.path)
+            for stands, folder in self._unpacked.items():
+                if longer.is_relative_to(stands):
+                    longer = folder / longer.relative_to(stands)
+            try:
+                if (
+                    longer.is_file()
+                    and _content.is_beginning(path, longer)
+                    and _content.first_digest(longer, record.size) == record.content
+                ):
+                    return record
+            except OSError:
+                continue
+        return None
 
     def _time(self, path: Path, place: str) -> str | None:
         """What ``--time-from`` takes from the file's place, as part of whose it is."""
@@ -284,6 +307,7 @@ class Run:
             content=identity.content.digest,
             size=identity.content.size,
             head=identity.content.sign,
+            marks=identity.content.marks,
             parser=identity.parser,
             parser_version=identity.parser_version,
             reading=identity.reading,
@@ -293,6 +317,7 @@ class Run:
             rows=result.rows,
             rejects=result.rejects,
             first_reject=asdict(result.reasons[0]) if result.reasons else {},
+            begins=identity.begins(self.lake.inputs()),
         )
         replaced: frozenset[str] = frozenset()
 
@@ -308,16 +333,18 @@ class Run:
     def _known(self, name: str, identity: Identity) -> FileResult | None:
         """The result where the lake has this reading already."""
         record = identity.known(self.lake.inputs())
-        if record is None:
-            return None
-        return FileResult(
-            path=name,
-            collector=record.parser or None,
-            source=record.id,
-            state="unchanged" if record.state == "read" else record.state,
-            rejects=record.rejects,
-            reasons=(Reject(**record.first_reject),) if record.first_reject else (),
-        )
+        return None if record is None else _unchanged(name, record)
+
+
+def _unchanged(name: str, record: InputRecord) -> FileResult:
+    return FileResult(
+        path=name,
+        collector=record.parser or None,
+        source=record.id,
+        state="unchanged" if record.state == "read" else record.state,
+        rejects=record.rejects,
+        reasons=(Reject(**record.first_reject),) if record.first_reject else (),
+    )
 
 
 def _is_archive(found: Found) -> bool:

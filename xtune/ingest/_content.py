@@ -19,6 +19,9 @@ CHUNK_BYTES = 1 << 20
 # Files whose first 4 KiB agree may be one log before and after it was rotated to another name;
 # shorter ones (snapshots of idle ports) may agree by chance, so only their path tells.
 SIGN_BYTES = 4096
+# Beginnings that are hashed of each file: a log is compared with longer ones where these agree.
+MARKS = tuple(SIGN_BYTES << doubled for doubled in range(1, 40))
+_MARK_DIGITS = 12
 # /sys changes all the time; of a sysfs root only this is telemetry.
 SYSFS_PART = Path("class", "infiniband")
 # Links of a sysfs device that lead out of it.
@@ -34,12 +37,14 @@ class Content:
         digest: SHA-256 of the content after gzip; of names and contents for a folder.
         size: Bytes of that content.
         sign: SHA-256 of its first SIGN_BYTES; empty where it is shorter, or a folder.
+        marks: Beginnings of the SHA-256 of its first 8 KiB, 16 KiB and so on; none of a folder.
         beginnings: SHA-256 of the first n bytes, for the n that were asked for.
     """
 
     digest: str
     size: int
     sign: str = ""
+    marks: tuple[str, ...] = ()
     beginnings: dict[int, str] = field(default_factory=dict)
 
 
@@ -95,7 +100,8 @@ def measure(path: Path, earlier_sizes: Callable[[str], Iterable[int]]) -> Conten
             first += more
         if len(first) >= SIGN_BYTES:
             sign = hashlib.sha256(first[:SIGN_BYTES]).hexdigest()
-        wanted = sorted(set(earlier_sizes(sign)), reverse=True)
+        asked = set(earlier_sizes(sign))
+        wanted = sorted(asked.union(MARKS), reverse=True)
         chunk = first
         while chunk:
             while wanted and wanted[-1] <= size + len(chunk):
@@ -106,7 +112,39 @@ def measure(path: Path, earlier_sizes: Callable[[str], Iterable[int]]) -> Conten
             whole.update(chunk)
             size += len(chunk)
             chunk = next(source, b"")
-    return Content(digest=whole.hexdigest(), size=size, sign=sign, beginnings=beginnings)
+    return Content(
+        digest=whole.hexdigest(),
+        size=size,
+        sign=sign,
+        marks=tuple(beginnings[n][:_MARK_DIGITS] for n in MARKS if n in beginnings),
+        beginnings={n: found for n, found in beginnings.items() if n in asked},
+    )
+
+
+def is_beginning(path: Path, longer: Path) -> bool:
+    """Whether the content of ``longer`` begins with that of ``path``.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    with path.open("rb") as stream, longer.open("rb") as other:
+        rest, more = b"", chunks(other)
+        for part in chunks(stream):
+            while len(rest) < len(part) and (chunk := next(more, b"")):
+                rest += chunk
+            if not rest.startswith(part):
+                return False
+            rest = rest[len(part) :]
+    return True
+
+
+def first_digest(path: Path, size: int) -> str:
+    """SHA-256 of the first ``size`` bytes of a file's content; empty where it is shorter.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    return measure(path, lambda _: [size]).beginnings.get(size, "")
 
 
 def measure_tree(root: Path) -> Content:

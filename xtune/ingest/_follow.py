@@ -327,7 +327,8 @@ class Follower:
                     debug=run.debug,
                 )  # fmt: skip
                 reading.stored = [tail.place(reject) for reject in reading.stored]
-                record = tail.next_record(identity, reading, now)
+                begins = () if tail.record else identity.begins(run.lake.inputs())
+                record = tail.next_record(identity, reading, now, begins)
                 result = _result(tail.name, record, reading)
                 write_rejects(transaction, reading, result, now)
                 supersedes = tail.supersedes(identity)

@@ -95,7 +95,33 @@ class Identity:
             newer = record.parser == self.parser and record.parser_version > self.parser_version
             if newer or self._is(record) or (record.parser and not self.parser):
                 return record
+        for record in inputs.alike(begins=self.content.digest):
+            if self._reads_as(record):
+                return record
         return None
+
+    def within(self, inputs: Inputs) -> Iterator[InputRecord]:
+        """Readings of longer files elsewhere that may begin with this one."""
+        for record in inputs.alike(head=self.content.sign):
+            longer = record.size > self.content.size and record.path != self.path
+            marks = self.content.marks
+            alike = record.marks[: len(marks)] == marks or not record.marks
+            if longer and alike and self._reads_as(record):
+                yield record
+
+    def begins(self, inputs: Inputs) -> tuple[str, ...]:
+        """Contents of files elsewhere that this reading stands for once it is recorded.
+
+        Raises:
+            ConflictError: Another process read the same meanwhile.
+        """
+        found: dict[str, None] = {}
+        for record in map(inputs.__getitem__, self.supersedes(inputs)):
+            found |= dict.fromkeys(record.begins)
+            elsewhere = record.path != self.path and record.content != self.content.digest
+            if record.parser and elsewhere:
+                found[record.content] = None
+        return tuple(found)
 
     def supersedes(self, inputs: Inputs) -> frozenset[str]:
         """Ids of the earlier readings whose rows this one replaces.
@@ -133,7 +159,13 @@ class Identity:
             record.size < self.content.size
             and self.content.beginnings.get(record.size) == record.content
             and self.same_owner(record)
+            and not self._differs(record, NAME)
         )
+
+    def _reads_as(self, record: InputRecord) -> bool:
+        """Whether rows of the same bytes are the same, as far as the owner goes."""
+        named = self._differs(record, NAME)
+        return record.parser == self.parser and self.same_owner(record) and not named
 
     def same_owner(self, record: InputRecord) -> bool:
         """Whether a reading is of the same host, job, run and rank."""

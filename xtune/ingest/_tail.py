@@ -136,8 +136,10 @@ class Tail:
         )
         return self._identify(self.path, content)
 
-    def next_record(self, identity: Identity, reading: Reading, time_ns: int) -> InputRecord:
-        """The record with a piece added to it."""
+    def next_record(
+        self, identity: Identity, reading: Reading, time_ns: int, begins: tuple[str, ...]
+    ) -> InputRecord:
+        """The record with a piece added to it; ``begins`` is for a first one."""
         old = self.record
         rows = dict(old.rows) if old else {}
         for table, count in reading.rows.items():
@@ -160,6 +162,7 @@ class Tail:
             rows=rows,
             rejects=(old.rejects if old else 0) + reading.rejects,
             first_reject=first,
+            begins=old.begins if old else begins,
         )
 
     def supersedes(self, identity: Identity) -> Callable[[Inputs], frozenset[str]]:

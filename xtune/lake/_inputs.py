@@ -23,9 +23,11 @@ class Inputs(Mapping[str, InputRecord]):
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def alike(self, *, content: str = "", path: str = "", head: str = "") -> list[InputRecord]:
-        """Inputs with this content, this path or this head, each once; empty asks for none."""
-        asked = (("content", content), ("path", path), ("head", head))
+    def alike(
+        self, *, content: str = "", path: str = "", head: str = "", begins: str = ""
+    ) -> list[InputRecord]:
+        """Inputs with this content, path, head or beginning, each once; empty asks for none."""
+        asked = (("content", content), ("path", path), ("head", head), ("begins", begins))
         ids = dict.fromkeys(id for key in asked if key[1] for id in self._alike.get(key, ()))
         return [self._by_id[id] for id in ids]
 
@@ -56,4 +58,4 @@ class Inputs(Mapping[str, InputRecord]):
 
 def _keys(record: InputRecord) -> list[tuple[str, str]]:
     keys = (("content", record.content), ("path", record.path), ("head", record.head))
-    return [key for key in keys if key[1]]
+    return [key for key in keys if key[1]] + [("begins", content) for content in record.begins]

@@ -87,6 +87,8 @@ class InputRecord:
         rows: Rows by table, without rejects.
         rejects: Number of rejected pieces.
         first_reject: ``offset``, ``reason`` and ``hint`` of the first of them; empty without.
+        marks: Beginnings of the hashes of its first 8 KiB, 16 KiB and so on, as far as it reaches.
+        begins: Contents of files at other places whose readings it replaced: it begins with them.
     """
 
     id: str
@@ -104,6 +106,8 @@ class InputRecord:
     rows: Mapping[str, int] = field(default_factory=dict)
     rejects: int = 0
     first_reject: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON object."""
@@ -112,4 +116,5 @@ class InputRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InputRecord:
         """Undo :meth:`to_json`."""
-        return cls(**data)
+        lists = {name: tuple(data.get(name, ())) for name in ("marks", "begins")}
+        return cls(**{**data, **lists})
