@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from xtune.errors import UsageError, XtuneError
-from xtune.lake import Lake
+from xtune.lake import REJECTED, Lake
 from xtune.pipelines._engine import Session, connect, empty_relation, files_relation, literal
 from xtune.tables import TABLES
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def query(
     lake: Lake, sql: str, *, memory: str | None = None, threads: int | None = None
 ) -> pa.Table:
-    """Run one SELECT; every table, raw or derived, by its bare name.
+    """Run one SELECT; every table, raw, derived or ``rejected``, by its bare name.
 
     Nothing outside the lake's live files can be read, nothing written, no setting changed.
 
@@ -37,7 +37,7 @@ def query(
     with connect(threads=threads, memory=memory) as session:
         statements = _statements(session, sql)
         paths = []
-        for table in TABLES.values():
+        for table in (*TABLES.values(), REJECTED):
             files = lake.files(table.name)
             paths += [str(file.path) for file in files]
             relation = (

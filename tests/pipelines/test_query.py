@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines.lakes import A, B, new_lake, port_rows, put
+from xtune.collectors import Context
 from xtune.errors import UsageError, XtuneError
+from xtune.ingest import collect
 from xtune.lake import Lake
 from xtune.pipelines import list_episodes, query, rebuild
 from xtune.tables import TABLES
@@ -26,6 +28,16 @@ def test_every_table_by_its_bare_name(lake: Lake) -> None:
     for table in TABLES.values():
         found = query(lake, f"SELECT * FROM {table.bare_name} LIMIT 3")
         assert found.column_names == table.schema.names
+
+
+def test_what_was_rejected(tmp_path: Path) -> None:
+    made = Lake.open(tmp_path / "lake", create=True)
+    counted = "SELECT count(*) AS n, any_value(reason) AS reason FROM rejected"
+    assert query(made, counted).to_pylist() == [{"n": 0, "reason": None}]
+    (tmp_path / "noise.bin").write_bytes(bytes(100))
+    collect(made, [str(tmp_path / "noise.bin")], context=Context(now_ns=lambda: 1))
+    reason = "no collector knows this format"
+    assert query(made, counted).to_pylist() == [{"n": 1, "reason": reason}]
 
 
 def test_figures(lake: Lake) -> None:
