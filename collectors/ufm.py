@@ -28,6 +28,7 @@ from xtune.collectors._base import (
     Unknown,
 )
 from xtune.collectors._ber import NO_ERROR, bit_error_rate
+from xtune.collectors._fabric_samples import MOST_PORTS
 from xtune.collectors._ib import U64_MAX, guid, is_wide, settle, told_unit
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import fallback_time, scale_epoch
@@ -140,6 +141,8 @@ class _Rows:
     ) -> None:
         if (node, port) in self._ports:
             return
+        if len(self._ports) >= MOST_PORTS:  # more than a fabric has: these are made up
+            self._ports.clear()
         self._ports.add((node, port))
         self.buffers["ports"].add(
             {
@@ -167,7 +170,7 @@ class _Rows:
         if unit == 4:
             row = settle_fields({**values, **other}, wide)
         else:
-            if is_wide(values, unit):
+            if is_wide(values, unit) and len(self._wide) < MOST_PORTS:
                 self._wide.add(node)
             row = settle({**values, **other}, wide=node in self._wide, unit=unit)
         self.buffers["link_counters"].add({**row, **same, "node_guid": node, "port": port})

@@ -145,6 +145,18 @@ def test_prometheus_text(tmp_path: Path) -> None:
     assert max(found, key=lambda kind: found[kind]) == "ufm"
 
 
+def test_ports_that_a_file_makes_up_are_not_all_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtune.collectors.ufm.MOST_PORTS", 3)
+    rows = [f"170965234716187{n},0x{port:x},1,{port}\n" for n in (3, 4) for port in range(1, 8)]
+    text = "timestamp,node_guid,port_num,PortXmitDataExtended\n" + "".join(rows)
+    result = run_text("ufm", tmp_path, text)
+    assert len(result.counters) == 14
+    # Said again once they were forgotten: ports may be told twice, none is lost.
+    assert {row["link"] for row in result.rows("ports")} == {r["link"] for r in result.counters}
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     data=st.data(), base=st.sampled_from([CSV, PROM, json.dumps({"values": [record(a=1)] * 3})])
