@@ -27,9 +27,11 @@ _SPEED = re.compile(
     r"\s(\d{1,2}x|\?\?)([A-Z]{3}\d*|\?\?\?)"
     r"(?:\s+s=\d+ w=\d+ v=\d+)?(?:\s+slot \d+|\s+\(scp\))?\s*$"  # -f, and Xsigo's
 )
+#: Before 2008 a port line ended with the LID.
+_NO_SPEED = re.compile(r'"\s+lid \d{1,5}\s*$')
 _NAME = re.compile(r'"(.*)"')
 _OWN_LID = re.compile(r"lid (\d{1,5}) lmc \d")
-_FAR_LID = re.compile(r'"\s+lid (\d{1,5})\s')
+_FAR_LID = re.compile(r'"\s+lid (\d{1,5})(?=\s|$)')
 _BASE_LID = re.compile(r"port 0 lid (\d{1,5})\b")
 _SWITCH_GUIDS = re.compile(r"switchguid=0x([0-9a-f]{1,16})\(([0-9a-f]{1,16})\)")
 _DEVICE_ID = re.compile(r"devid=0x([0-9a-f]{1,8})")
@@ -43,6 +45,9 @@ _LISTED = re.compile(r'(Switch|Ca|Router)\s+: 0x[0-9a-f]{16} ports \d+ devid 0x.
 _IGNORED = re.compile(
     r"(vendid|sysimgguid|switchguid|caguid|rtguid)=|Chassis \d+|Hostname: |Non-Chassis Nodes"
 )
+
+
+_NO_END = "a port line without far end and speed at its end"
 
 
 def _text_name(text: str | None) -> str | None:
@@ -79,9 +84,26 @@ class Reading:
         self.understood = 0
         self._node: str | None = None
         self._device: int | None = None
+        self._unsure = ""  # a port line without a speed: cut, if nothing comes after it
+        self._speeds = self._speedless = 0
+
+    def finish(self) -> str | None:
+        """What is wrong with the last line, or ``None``."""
+        line, self._unsure = self._unsure, ""
+        if not line:
+            return None
+        if self._speeds or not self._speedless:
+            return _NO_END
+        self.understood += 1
+        return self._port_of_block(line.rstrip("0123456789"))  # its LID may be cut
 
     def take(self, line: str) -> str | None:
         """Take any line; what is wrong with it, or ``None``."""
+        unsure, self._unsure = self._unsure, ""
+        if unsure:
+            self._speedless += 1
+            self.understood += 1
+            self._port_of_block(unsure)
         text = line.strip()
         if text.startswith("#"):
             if "generated" in text and self.ts is None and not self.local_stamp:
@@ -108,7 +130,7 @@ class Reading:
             return None
         match = LINE.fullmatch(line.rstrip() + " ") or LINE.fullmatch(line)
         wrong = self._port_line(match) if match else self._block_line(text)
-        self.understood += wrong is None
+        self.understood += wrong is None and not self._unsure
         return wrong
 
     def family(self, node: str) -> str | None:
@@ -142,12 +164,23 @@ class Reading:
             return "neither a node nor a port"
         if self._node is None:
             return "a port without its node"
-        far, number, far_number = guid(match[4]), int(match[1]), int(match[5])
-        speed = _SPEED.search(line)
-        if far is None or speed is None:
-            return "a port line without far end and speed at its end"
-        width = None if speed[1] == "??" else speed[1].upper()
-        rate = rate_of(speed[1], speed[2])
+        if _SPEED.search(line):
+            self._speeds += 1
+        elif guid(match[4]) is None or not _NO_SPEED.search(line):
+            return _NO_END
+        else:
+            self._unsure = line
+            return None
+        return self._port_of_block(line)
+
+    def _port_of_block(self, line: str) -> str | None:
+        """Note the link of a port line."""
+        match, speed = _PORT.match(line), _SPEED.search(line)
+        if match is None or self._node is None or (far := guid(match[4])) is None:
+            return _NO_END
+        number, far_number = int(match[1]), int(match[5])
+        width = speed[1].upper() if speed and speed[1] != "??" else None
+        rate = rate_of(speed[1], speed[2]) if speed else None
         name = _NAME.search(match[7])
         is_far_ca = match[3] == "H"
         self.fabric.node(far, is_far_ca, name[1].strip() if name else None)

@@ -44,7 +44,7 @@ class Ibnetdiscover(Collector):
         reading = Reading()
         damage: list[Reject] = []
         rejected: Reject | None = None
-        last = 0
+        last, line = 0, ""
         for number, line in read_lines(source, damage):
             last = number
             wrong = reading.take(line)
@@ -52,6 +52,11 @@ class Ibnetdiscover(Collector):
                 if rejected is not None:
                     yield rejected
                 rejected = Reject(f"line {number}", f"{wrong}: {clip(line)!r}")
+        wrong = reading.finish()
+        if wrong:
+            if rejected is not None:
+                yield rejected
+            rejected = Reject(f"line {last}", f"{wrong}: {clip(line)!r}")
         if rejected is not None and rejected.offset == f"line {last}" and reading.understood:
             reason = f"the file seems cut here: {rejected.reason}"
             rejected = Reject(rejected.offset, reason, "discover again")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
-from tests.collectors_ib.helpers import NOW, claims, run_text
+from tests.collectors_ib.helpers import NOW, Result, claims, run_text
 
 AUGUST = 1_754_496_683_000_000_000  # 2025-08-06 16:11:23 UTC
 
@@ -197,6 +198,30 @@ def test_a_file_cut_anywhere_gives_no_other_link_and_no_unplugged_port(tmp_path:
                 assert known[end][:2] == (far, port)
             bare = {r["link"] for r in result.rows("ports") if r["rate_gbps"] is None}
             assert bare <= unplugged, text[cut - 60 : cut]
+
+
+def test_lines_of_before_2008_have_no_speed(tmp_path: Path) -> None:
+    old = re.sub(r" 4xNDR$", "", topology(), flags=re.M)
+    result = run_text("ibnetdiscover", tmp_path, old)
+    assert seen(result) == expected() and not result.rejects
+    assert {(r["rate_gbps"], r["width"]) for r in result.rows("topology_links")} == {(None, None)}
+    with_speed = run_text("ibnetdiscover", tmp_path, topology())
+    last = re.findall(r'"[SH]-([0-9a-f]{16})"\[\d+\]', old)[-1]
+
+    def lids(found: Result) -> dict[str, str | None]:
+        rows = found.rows("ports")
+        return {r["link"]: r["extra"].get("lid") for r in rows if last not in r["link"]}
+
+    assert lids(result) == lids(with_speed)
+
+
+def test_one_line_without_a_speed_keeps_its_link(tmp_path: Path) -> None:
+    text = topology().replace(" 4xNDR\n", "\n", 1)
+    result = run_text("ibnetdiscover", tmp_path, text)
+    assert seen(result) == expected() and not result.rejects
+    ends_so = topology().rstrip().removesuffix(" 4xNDR")
+    (reject,) = run_text("ibnetdiscover", tmp_path, ends_so).rejects
+    assert "cut here" in reject.reason
 
 
 def test_full_and_grouped_forms_are_the_same_fabric(tmp_path: Path) -> None:
