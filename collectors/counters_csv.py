@@ -317,7 +317,7 @@ class CountersCsv(Collector):
     name = "counters_csv"
     title = "port counters in CSV: columns named as the kernel or ethtool names them"
     produce = (
-        "a loop over /sys/class/infiniband/*/ports/*/{counters,hw_counters}; --map COLUMN=NAME"
+        "a loop over /sys/class/infiniband/*/ports/*/{counters,hw_counters}; --map NAME=COLUMN"
     )
     gives = "counters by time, host, device and port, as far as there are columns for them"
     lacks = "what has no column: mostly the wait tick, often the device"
