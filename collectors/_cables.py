@@ -2,7 +2,7 @@
 
 ``RX1 Power: 1.585 mW, 2.000 dBm`` is lane 0. ``-999.999`` in either unit, ``inf mW`` and decibels
 that no light has say that there is no value; a copper cable's ``Temperature: 0C``, with alarm
-thresholds of ``0C``, is none either.
+thresholds of ``0C``, is none either; nor is the bias of a laser it does not have.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def temperature(values: Mapping[str, str]) -> float | None:
 def lanes(values: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """Power and bias by lane, from 0: ``rx_power_mw``, ``rx_power_dbm``, ``tx_bias_ma``, ..."""
     found: dict[int, dict[str, str]] = {}
+    plain = {re.sub(r"[^a-z]", "", key.lower()): value for key, value in values.items()}
+    has_laser = _number(told(plain.get("txbiashighthresh", "")) or "") != 0
     for key, raw in values.items():
         match = _LANE.match(key.strip())
         text = told(raw)
@@ -54,6 +56,8 @@ def lanes(values: Mapping[str, str]) -> dict[int, dict[str, str]]:
         parts = [part.strip() for part in text.split(",")]
         numbers = [_number(part) for part in parts]
         if any(number is None for number in numbers):
+            continue
+        if name == "tx_bias" and not has_laser and not any(numbers):
             continue
         here: dict[str, str] = {}
         for part, number in zip(parts, numbers, strict=True):

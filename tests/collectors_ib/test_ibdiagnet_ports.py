@@ -129,6 +129,17 @@ def test_names_of_the_db_csv_form() -> None:
     }
 
 
+def test_a_copper_cable_has_no_laser() -> None:
+    dark = {"TX1 Bias": "0.000 mA", "RX1 Power": "0.500 mW, -3.010 dBm"}
+    assert lanes({**dark, "TXBiasHighThresh": "0"}) == {
+        0: {"rx_power_mw": "0.5", "rx_power_dbm": "-3.01"}
+    }
+    # A laser that is off has a threshold; where none is told, the tool is believed.
+    assert lanes({**dark, "TXBiasHighThresh": "6500"})[0]["tx_bias_ma"] == "0.0"
+    assert lanes(dark)[0]["tx_bias_ma"] == "0.0"
+    assert lanes({"TX1Bias": "0.000", "TXBiasHighThresh": '"0"'}) == {}
+
+
 def test_cables_of_a_db_csv(tmp_path: Path) -> None:
     text = f"""START_RUN_INFO
 Version,Date,Args
