@@ -37,6 +37,8 @@ _SURE = re.compile(
     r"|XPU_TIMER_\w+|nccl_(?:bus_bandwidth_gbs|p2p_\w+|collectives?_\w+))\{",
     re.M,
 )
+#: What dcgm-exporter writes for a field of a kind it cannot write (``pkg/dcgmexporter``).
+_NO_VALUE = b"ERROR - FAILED TO CONVERT TO STRING"
 #: Samples held before rows are made: no scrape has so many, a dump of many scrapes has.
 _HELD = 4_000_000
 
@@ -120,7 +122,7 @@ class _Reading:
         self.samples = self.writer.ports.samples
         self.fallback = fallback_time(source, context)
         self.without_time = 0
-        self.infinite = 0
+        self.infinite = self.blank = 0
         self.ours = 0
         self._groups: dict[Key, tuple[int, Group]] = {}
         self._by_labels: dict[str, dict[bytes, tuple[int, Group]]] = {}
@@ -149,6 +151,8 @@ class _Reading:
             yield Note("scrape without a time: ts is null (--time-from says otherwise)")
         if self.infinite:
             yield Note("NaN or infinite: null", self.infinite)
+        if self.blank:
+            yield Note("value that dcgm-exporter could not write: null", self.blank)
         yield from blocks.rejects
 
     def _block(self, first: int, lines: list[bytes]) -> Iterator[Reject]:
@@ -198,6 +202,9 @@ class _Reading:
         name = head if brace else head.split()[0]
         if name not in self._known or b"#" in tail or not 1 <= len(parts) <= 2:
             match = _SAMPLE.fullmatch(data)
+            if match is None and data.endswith(_NO_VALUE):
+                self.blank += 1
+                return None
             if match is None:
                 return f"not a sample: {clip(data.decode('utf-8', 'replace'))!r}"
             if match[1] is None:

@@ -93,6 +93,15 @@ def test_dcgm_has_words_for_no_value(tmp_path: Path, blank: str) -> None:
     assert "DCGM_FI_DEV_FB_USED" not in row["extra"]
 
 
+def test_what_dcgm_exporter_could_not_write_is_unknown(tmp_path: Path) -> None:
+    words = "ERROR - FAILED TO CONVERT TO STRING"
+    text = lines(GPU, DCGM_FI_DEV_POWER_USAGE=words, DCGM_FI_DEV_GPU_UTIL=50, DCGM_FI_DEV_X=words)
+    result = run_text("prometheus_text", tmp_path, text)
+    (row,) = result.rows("gpu_samples")
+    assert (row["power_w"], row["utilization"], result.rejects) == (None, 0.5, [])
+    assert result.notes["value that dcgm-exporter could not write: null"] == 2
+
+
 def test_dcgm_of_old(tmp_path: Path) -> None:
     labels = {"gpu": "0", "uuid": "GPU-1", "instance": "n5:9400"}
     text = lines(labels, dcgm_gpu_utilization=50, dcgm_fb_used=1, dcgm_power_usage=300)
