@@ -25,8 +25,8 @@ def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 FLAGS = {
-    "collect": "debug dry-run duration fabric follow help host host-map interval job json kind label "
-    "lake list map procfs rank run since step strict sysfs time-from tz until url",
+    "collect": "debug dry-run duration fabric follow help host host-map interval job json kind "
+    "label lake list map procfs rank run since step strict sysfs time-from tz until url",
     "rebuild": "debug help json lake since until",
     "episodes": "debug help job json lake link top",
     "query": "debug help json lake",
@@ -84,6 +84,40 @@ def test_exit_status_and_one_line(words: tuple[str, ...], status: int, tmp_path:
     if status == 1:
         assert len(done.stderr.strip().splitlines()) == 1
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--dry-run --duration 1s",  # would have written
+        "--kind ethtool --duration 1s",
+        "--time-from mtime --duration 1s",
+        "--strict --duration 1s",
+        "--step 5s",
+        "x --duration 1s",
+        "x --interval 1s",
+        "x --sysfs /sys",
+        "x --since 2026-01-01",
+        "--follow",
+        "--follow x --dry-run",
+        "--follow x --procfs /proc",
+        "--fabric --follow",
+        "--fabric --dry-run",
+        "--fabric --sysfs /sys",
+        "--fabric x",
+        "--url http://127.0.0.1:1 x",
+        "--url http://127.0.0.1:1 --follow",
+        "--url http://127.0.0.1:1 --fabric",
+        "--url http://127.0.0.1:1 --duration 1s",
+        "--url http://127.0.0.1:1 --kind ethtool",
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_wrong_usage(words: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"step": 1, "loss": 2.0}\n')
+    done = xtune("collect", *words.split(), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "lake").exists()
 
 
 def test_config_tells_where_each_setting_is_from(tmp_path: Path) -> None:

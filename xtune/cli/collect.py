@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xtune.cli._collect_flags import check_flags
 from xtune.cli._common import (
     DebugOption,
     DryRunOption,
@@ -33,6 +34,7 @@ SHOWN_REJECTS = 10
 
 
 def run(
+    given: typer.Context,
     paths: Annotated[
         list[str] | None, typer.Argument(help="Files, folders, globs or -; none: this host, live.")
     ] = None,
@@ -91,13 +93,14 @@ def run(
     if list_:
         _list(json)
         return
+    check_flags(given)
     context = _context(host, job, run_name, rank, tz, time_from, map_, label)
     if url is not None:
         from xtune.cli._prometheus import Range, collect_server
         from xtune.ingest import HostMap
 
-        if paths or fabric or kind not in (None, "prometheus"):
-            raise UsageError("--url reads a Prometheus server and nothing else beside")
+        if kind not in (None, "prometheus"):
+            raise UsageError("--url reads a Prometheus server: --kind is prometheus")
         with progress("collect", None):
             summary, failure = collect_server(
                 open_lake(lake, create=True),
@@ -116,13 +119,9 @@ def run(
         if failure is not None:
             raise failure
         raise typer.Exit(summary.exit_code)
-    if since or until or step:
-        raise UsageError("--since, --until and --step go with --url")
     if fabric:
         from xtune.cli._fabric import sample_fabric
 
-        if paths:
-            raise UsageError("--fabric reads the network, not files", "leave the paths out")
         sample_fabric(
             open_lake(lake, create=True),
             context,
@@ -131,8 +130,8 @@ def run(
             json=json,
         )
         return
-    if follow and (dry_run or not paths):
-        raise UsageError("--follow reads files as they grow: name them, without --dry-run")
+    if follow and not paths:
+        raise UsageError("--follow reads files as they grow: name them")
     if not paths:
         from xtune.cli._live import sample_host
 
