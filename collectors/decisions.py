@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._json_lines import json_objects
 from xtune.collectors._textlines import Lines
 from xtune.collectors._values import as_extra, natural, positive, small, text
 
@@ -30,6 +31,7 @@ class Decisions(Collector):
     gives = "each change of level, ratio, bits, path or mode, with its reason"
     lacks = "what stayed as it was"
     tail_lines = True
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a line has the log's own mark."""
@@ -40,16 +42,12 @@ class Decisions(Collector):
         rows = RowBuffer("decisions", context)
         lines = Lines(source)
         newer = 0
-        for line in lines:
-            if not line.data.strip():
+        for found in json_objects(lines):
+            if isinstance(found, Reject):
+                yield found
                 continue
-            try:
-                record = json.loads(line.data)
-            except (ValueError, RecursionError) as error:
-                reason = f"not JSON: {error}" if line.whole else "cut last line"
-                yield Reject(line.place, reason)
-                continue
-            version = natural(record.get(_MARK)) if isinstance(record, dict) else None
+            line, record = found
+            version = natural(record.get(_MARK))
             kind = text(record.get("kind"), 256) if version is not None else None
             if kind is None:
                 yield Reject(line.place, "not a decision: no version or no kind")

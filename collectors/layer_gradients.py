@@ -8,7 +8,6 @@ each. ``scope`` is ``full``, or ``shard`` where a rank logged its own part of a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from xtune.collectors._base import (
     Source,
     Unknown,
 )
+from xtune.collectors._json_lines import json_objects
 from xtune.collectors._textlines import Lines
 from xtune.collectors._values import as_extra, natural, positive, real, small, text
 
@@ -53,15 +53,12 @@ class LayerGradients(Collector):
         rows = RowBuffer("layer_gradients", context)
         lines = Lines(source)
         newer = 0
-        for line in lines:
-            if not line.data.strip():
+        for found in json_objects(lines):
+            if isinstance(found, Reject):
+                yield found
                 continue
-            try:
-                record = json.loads(line.data)
-            except (ValueError, RecursionError) as error:
-                yield Reject(line.place, f"not JSON: {error}" if line.whole else "cut last line")
-                continue
-            version = natural(record.get(_MARK)) if isinstance(record, dict) else None
+            line, record = found
+            version = natural(record.get(_MARK))
             if version is None:
                 yield Reject(line.place, "not a line of layer norms: no version")
                 continue

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._json_lines import json_objects
 from xtune.collectors._mapping import Mapped
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._steps import MAPPABLE, Attempts, Plan
@@ -32,6 +33,7 @@ class LossTable(Collector):
     produce = "trainer_state.json of a Hugging Face checkpoint, or any CSV or JSONL with a step"
     gives = "the measures whose names are unmistakable, and those that --map names"
     lacks = "columns whose name could mean another thing, without --map"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """High for a trainer's state, middling where the columns have a step and a loss."""
@@ -41,7 +43,7 @@ class LossTable(Collector):
                 return 0.95
             if b'"start_step"' in head and b'"values"' in head and b'"step_interval"' in head:
                 return 0.9
-            names = _json_names(start.partition(b"\n")[0])
+            names = _json_names(Line(1, 0, start.partition(b"\n")[0], True))
         else:
             names = _cells(Line(1, 0, start.partition(b"\n")[0].rstrip(b"\r"), True))
         plan = Plan.of(names, {})
@@ -64,7 +66,7 @@ class LossTable(Collector):
         if first.data.lstrip()[:1] != b"{":
             yield from _delimited(first, rest, table)
             yield from lines.rejects
-        elif _json_names(first.data) or (second and second.data.lstrip()[:1] == b"{"):
+        elif _json_names(first) or (second and second.data.lstrip()[:1] == b"{"):
             yield from _json_lines(chain((first,), rest), table)
             yield from lines.rejects
         else:
@@ -125,10 +127,10 @@ class _Table:
             )
 
 
-def _json_names(line: bytes) -> list[str]:
+def _json_names(line: Line) -> list[str]:
     """Keys of a line that is one JSON object; empty where it is not."""
     try:
-        record = json.loads(line)
+        record = json.loads(line.text)
     except (ValueError, RecursionError):
         return []
     return list(record) if isinstance(record, dict) and not _is_document(record) else []
@@ -141,18 +143,11 @@ def _is_document(record: dict[str, Any]) -> bool:
 
 
 def _json_lines(lines: Iterator[Line], table: _Table) -> Iterator[Item]:
-    for line in lines:
-        if line.data.strip():
-            try:
-                record = json.loads(line.data)
-            except (ValueError, RecursionError) as error:
-                reason = f"not JSON: {error}" if line.whole else "cut last line"
-                yield Reject(line.place, reason)
-            else:
-                if isinstance(record, dict):
-                    yield from table.add(record)
-                else:
-                    yield Reject(line.place, "not a JSON object")
+    for found in json_objects(lines):
+        if isinstance(found, Reject):
+            yield found
+        else:
+            yield from table.add(found[1])
 
 
 def _document(source: Source, table: _Table) -> Iterator[Item]:
@@ -170,9 +165,9 @@ def _document(source: Source, table: _Table) -> Iterator[Item]:
         yield Reject("byte 0", "one JSON object of more values than any trainer's state")
         return
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError) as error:
-        place = f"byte {error.pos}" if isinstance(error, json.JSONDecodeError) else "byte 0"
+        place = f"character {error.pos}" if isinstance(error, json.JSONDecodeError) else "byte 0"
         yield Reject(place, f"not JSON: {error}", "the file was cut or is not a loss table")
         return
     history = document.get("log_history") if isinstance(document, dict) else None

@@ -12,7 +12,6 @@ operation by itself** (``comm->seqNumber[func]`` in NCCL): ``(comm, op, seq)`` i
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,8 @@ from xtune.collectors._base import (
     Unknown,
 )
 from xtune.collectors._collective import canonical_op, named_comm, size_from_call
-from xtune.collectors._textlines import Line, Lines
+from xtune.collectors._json_lines import json_objects
+from xtune.collectors._textlines import Lines
 from xtune.collectors._values import as_extra, member, natural, real, scaled, small, text
 
 _KEYS = {"header", "metadata", "coll_perf", "p2p_perf"}
@@ -64,13 +64,11 @@ class NcclInspector(Collector):
         coverage = _Coverage()
         unknown: Counter[str] = Counter()
         found = False
-        for line in lines:
-            if not line.data.strip():
+        for item in json_objects(lines):
+            if isinstance(item, Reject):
+                yield item
                 continue
-            record = _record(line)
-            if isinstance(record, Reject):
-                yield record
-                continue
+            line, record = item
             # Format 4.2 and 4.3 write the header once, before the operations it is of.
             header = _object(record, "header") or header
             metadata = _object(record, "metadata") or metadata
@@ -95,18 +93,6 @@ class NcclInspector(Collector):
         yield from (Unknown(name, count) for name, count in unknown.items())
         if not found and not lines.rejects:
             yield Note("no operation in this NCCL Inspector file")
-
-
-def _record(line: Line) -> dict[str, Any] | Reject:
-    try:
-        record = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        if not line.whole:
-            return Reject(line.place, "cut last line: the process died while it wrote")
-        return Reject(line.place, f"not JSON: {error}")
-    if not isinstance(record, dict):
-        return Reject(line.place, "not a JSON object")
-    return record
 
 
 def _object(record: dict[str, Any], key: str) -> dict[str, Any] | None:
