@@ -1,8 +1,9 @@
 """MLPerf's training log (``:::MLLOG {json}``): losses of language-model benchmarks.
 
 Source of the format: mlcommons/logging. ``time_ms`` is the epoch. In the language benchmarks what
-MLPerf calls ``eval_accuracy`` is the loss in nats (their quality targets are 2.69 and 0.925); in
-others it is an accuracy, and left out. A step is ``samples_count`` over ``global_batch_size``,
+MLPerf calls ``eval_accuracy`` is the loss in nats (their quality targets are 2.69, 0.925, 3.3),
+as it is in flux1 (0.586); in others it is an accuracy, and left out. ``tracked_stats`` may hold a
+training loss and the time of a step. A step is ``samples_count`` over ``global_batch_size``,
 or, where a trainer counts tokens in ``epoch_num``, tokens over batch and
 ``max_sequence_length``; where that is no whole number the step is null.
 """
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
+from xtune.collectors._steps import lasting
 from xtune.collectors._textlines import Lines
-from xtune.collectors._values import as_extra, positive, real, scaled, text
+from xtune.collectors._values import as_extra, natural, positive, real, scaled, text
 
 _MARK = b":::MLLOG "
 _LOSSES = {"train_loss": "train", "eval_loss": "validation"}
-_BY_LOSS = ("gpt3", "llama")
+_BY_LOSS = ("gpt", "llama", "deepseek", "flux")
+_TRACKED = ("reduced_train_loss", "train_loss", "loss")
 _SETTINGS = ("submission_benchmark", "global_batch_size", "max_sequence_length")
 
 
@@ -32,6 +35,7 @@ class LossMllog(Collector):
     produce = "the result_*.txt of an MLPerf training submission (mlperf_logging.mllog on stdout)"
     gives = "training and evaluation losses with their time, step where batch and samples are said"
     lacks = "accuracies of benchmarks whose target is no loss; gradient norm"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a line has the log's mark, after whatever a launcher put before it."""
@@ -60,9 +64,15 @@ class LossMllog(Collector):
                 benchmark = str(settings.get("submission_benchmark"))
                 split = "validation" if benchmark.startswith(_BY_LOSS) else None
                 accuracies += split is None
+            loss, seconds = record.get("value") if split else None, None
+            if key == "tracked_stats" and isinstance(stats := record.get("value"), dict):
+                loss = next((stats[name] for name in _TRACKED if name in stats), None)
+                split = None if loss is None else "train"
+                seconds = lasting(real(stats.get("train_step_time")))
             if split is not None:
                 found += 1
-                rows.add(_row(record, split, settings, context))
+                row = _row(record, split, settings, context)
+                rows.add({**row, "loss": real(loss), "step_time_s": seconds})
             if rows.full:
                 yield from rows.flush()
         yield from rows.flush()
@@ -80,12 +90,12 @@ def _row(
 ) -> dict[str, Any]:
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    samples = positive(metadata.get("samples_count"))
+    samples = natural(metadata.get("samples_count"))
     tokens = positive(metadata.get("epoch_num"))
     batch = positive(settings.get("global_batch_size"))
     length = positive(settings.get("max_sequence_length"))
     step: int | None = None
-    if batch and samples and samples % batch == 0:
+    if batch and samples is not None and samples % batch == 0:
         step = samples // batch
     elif batch and length and tokens and tokens % (batch * length) == 0:
         step = tokens // (batch * length)
@@ -95,7 +105,7 @@ def _row(
         "run": context.run,
         "step": step,
         "split": split,
-        "loss": real(record.get("value")),
+        "learning_rate": real(metadata.get("lr")) if split == "train" else None,
         "extra": as_extra(
             {
                 "key": text(record.get("key"), 64),

@@ -41,6 +41,22 @@ def test_tokens_count_steps_where_a_trainer_counts_them(tmp_path: Path) -> None:
     assert some(row, *NAMES) == (AT, 12, "validation", 2.75)  # 12 * 2048 * 2048 tokens
 
 
+def test_losses_of_newer_benchmarks(tmp_path: Path) -> None:
+    data = line("submission_benchmark", "gpt-oss-20b") + line("global_batch_size", 16)
+    data += line("train_loss", 11.5, samples_count=0, lr=0.25)
+    data += line("tracked_stats", {"throughput": 30.5}, step=32)
+    stats = {"reduced_train_loss": 4.5, "train_step_time": 0.75}
+    data += line("tracked_stats", stats, samples_count=32)
+    data += line("eval_accuracy", 3.25, samples_count=32)
+    rows = read_bytes(COLLECTOR, data, tmp_path).rows
+    assert [some(r, *NAMES) for r in rows] == [
+        (AT, 0, "train", 11.5), (AT, 2, "train", 4.5), (AT, 2, "validation", 3.25),
+    ]  # fmt: skip
+    assert [some(r, "learning_rate", "step_time_s") for r in rows] == [
+        (0.25, None), (None, 0.75), (None, None),
+    ]  # fmt: skip
+
+
 def test_an_accuracy_is_no_loss(tmp_path: Path) -> None:
     data = line("submission_benchmark", "resnet") + line("eval_accuracy", 0.75, epoch_num=4)
     read = read_bytes(COLLECTOR, data, tmp_path)
