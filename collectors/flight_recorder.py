@@ -258,7 +258,10 @@ class _Dump:
             "comm_rank": ranks.index(rank) if ranks and rank in ranks else None,
             "comm": group_comm(group),
             "comm_size": size,
-            "seq": None if point_to_point else natural(entry.get("collective_seq_id")),
+            # Before PyTorch 2.4 it was called seq_id.
+            "seq": None
+            if point_to_point
+            else natural(entry.get("collective_seq_id", entry.get("seq_id"))),
             "op": text(op, 256),
             "dtype": _first_dtype(entry),
             "message_bytes": natural(size_from_tensors(op, sent or 0, received or 0, size))

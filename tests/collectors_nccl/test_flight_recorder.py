@@ -67,6 +67,13 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {**copy.deepcopy(ENTRY), **changes}
 
 
+def test_number_of_a_dump_of_before_pytorch_2_4(tmp_path: Path) -> None:
+    old = entry(seq_id=41, op_id=44)
+    del old["collective_seq_id"], old["p2p_seq_id"]
+    read = read_bytes(COLLECTOR, pickle.dumps(dump(entries=[old])), tmp_path)
+    assert [row["seq"] for row in read.rows] == [41]
+
+
 def test_one_entry_by_hand(tmp_path: Path) -> None:
     read = read_bytes(COLLECTOR, pickle.dumps(DUMP, protocol=2), tmp_path)
     assert not read.rejects and not read.notes
