@@ -100,13 +100,40 @@ def test_bad_values_cost_themselves_only(tmp_path: Path) -> None:
     assert len(result.rejects) == 3
 
 
+def test_the_ethtool_input_is_read_as_ethtool_is(tmp_path: Path) -> None:
+    tags = "ethtool,driver=mlx5_core,host=N1,interface=eth2"
+    text = (
+        f"{tags} rx_bytes=7i,rx_bytes_phy=100i,tx_packets_phy=4i,rx_prio3_pause_duration=55i,"
+        f"interface_up=1i,speed=400000i,duplex=1i {AT}\n"
+        f"{tags} rx_bytes_phy=101i,interface_up=0i,speed=-1i {AT + 10**9}\n"
+        f"{PORT} link_downed=1i {AT}\n"
+    )
+    first, down, port = run_text("telegraf", tmp_path, text).counters
+    assert (first["link"], first["host"], first["ts"]) == ("n1/eth2/1", "n1", AT)
+    assert (first["port_rcv_data"], first["data_unit_bytes"]) == (100, 1)
+    assert (first["port_xmit_packets"], first["rx_pause_duration"]) == (4, 55)
+    assert first["rate_gbps"] == 400.0 and first["labels"] == {"driver": "mlx5_core"}
+    assert set(first["extra"]) == {
+        "rx_bytes", "rx_bytes_phy", "tx_packets_phy", "rx_prio3_pause_duration"
+    }  # fmt: skip
+    assert (down["port_rcv_data"], down["rate_gbps"]) == (101, None)
+    assert port["link"] == "h1/mlx5_0/1"
+    (tmp_path / "only").write_text(text.splitlines()[0] + "\n")
+    assert claims(tmp_path / "only")["telegraf"] == 0.95
+
+
+def test_a_file_of_other_measurements_is_read_with_no_rows(tmp_path: Path) -> None:
+    result = run_text("telegraf", tmp_path, f"cpu,cpu=cpu0 usage=1.5 {AT}\n")
+    assert result.tables == {} and result.rejects == []
+    assert result.unknown == {"cpu": 1}
+    assert result.notes["no measurement infiniband or ethtool in it"] == 1
+
+
 def test_other_measurements_are_left_and_counted(tmp_path: Path) -> None:
     text = f"cpu,cpu=cpu0 usage=1.5 {AT}\n# comment\n\n{PORT} link_downed=1i {AT}\nmem used=1i\n"
     result = run_text("telegraf", tmp_path, text)
     assert len(result.counters) == 1 and result.rejects == []
-    assert result.notes["lines of measurements other than infiniband: left"] == 2
-    only_others = run_text("telegraf", tmp_path, f"cpu,cpu=cpu0 usage=1.5 {AT}\n")
-    assert only_others.tables == {} and "cpu" in only_others.rejects[0].reason
+    assert result.unknown == {"cpu": 1, "mem": 1}
 
 
 def test_a_cut_file_keeps_its_good_lines(tmp_path: Path) -> None:
