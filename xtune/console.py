@@ -55,11 +55,14 @@ def note(text: str) -> None:
     print(visible(text), file=sys.stderr)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False
+) -> None:
     """A table on stdout; numbers are aligned right, ``None`` shows as ``-``.
 
     Where no terminal sets a width a row is a line, for grep. With more columns than a terminal
-    has room for, each row is a block of name and value.
+    has room for, each row is a block of name and value; so it is for ``text``, cells of many
+    words and commands, which one wants to copy whole.
     """
     from rich import box
     from rich.table import Table
@@ -70,7 +73,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
         _lines(title, columns, cells)
         return
     console = _console(stderr=False)
-    if len(columns) * _NARROWEST > console.width:
+    if text or len(columns) * _NARROWEST > console.width:
         _blocks(title, columns, cells)
         return
     out = Table(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +20,7 @@ import pytest
 
 from tests.cli.test_cli import xtune
 from tests.pipelines.lakes import A, at, new_lake, port_rows, put
+from xtune.collectors import all_collectors
 from xtune.console import json_rows, rfc3339, table, visible
 from xtune.lake import Lake
 from xtune.pipelines import query, rebuild
@@ -185,3 +191,48 @@ def test_one_reading_is_no_rate_and_the_report_says_what_is_missing(tmp_path: Pa
     found = xtune("report", cwd=tmp_path)
     assert found.returncode == 1
     assert "two readings" in found.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_commands_stay_whole_on_a_terminal(tmp_path: Path, columns: int) -> None:
+    """``xtune collect --list`` is there to copy from."""
+    screen = on_terminal(tmp_path, columns, "collect", "--list")
+    for collector in all_collectors().values():
+        assert f"  how to produce it   {collector.produce}\n" in screen
+        assert f"  format              {collector.name}\n" in screen
+
+
+def on_terminal(cwd: Path, columns: int, *words: str) -> str:
+    """What the command writes to a terminal of that many columns."""
+    size = struct.pack("HHHH", 40, columns, 0, 0)
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, size)
+    command = [sys.executable, "-m", "xtune", *words]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    written = b""
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=child, stdout=child, stderr=child, env=environment
+    ) as process:
+        os.close(child)
+        with suppress(OSError):  # EIO: the other side is closed
+            while part := os.read(parent, 65536):
+                written += part
+    os.close(parent)
+    assert process.returncode == 0, written
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    done = xtune("collect", "logs", cwd=tmp_path)
+    assert done.stdout == "0 inputs: there is no file below the paths\n"
+
+
+def test_more_rejects_than_shown_can_be_listed(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(99 + number))
+    paths = sorted(path.name for path in tmp_path.iterdir())
+    done = xtune("collect", *paths, cwd=tmp_path)
+    told = '12 pieces were rejected in all; xtune query "FROM rejected" lists them\n'
+    assert done.stderr.endswith(told)
+    assert json.loads(xtune("query", "FROM rejected", "--json", cwd=tmp_path).stdout)["rows"]

@@ -265,13 +265,14 @@ def _list(json: bool) -> None:
         formats = [dict(zip(keys, row, strict=True)) for row in rows]
         emit_json({"schema": 1, "formats": formats})
         return
-    table("", columns, rows)
+    table("", columns, rows, text=True)
 
 
 def _show(summary: IngestSummary) -> None:
     states = {state: n for state, n in summary.states.items() if n}
     verb = "would be read" if summary.dry_run else "read"
-    say(f"{len(summary.files)} inputs: " + ", ".join(f"{n} {s}" for s, n in states.items()))
+    counted = ", ".join(f"{n} {state}" for state, n in states.items())
+    say(f"{len(summary.files)} inputs: {counted or 'there is no file below the paths'}")
     if summary.rows:
         table(f"rows {verb}", ("table", "rows"), summary.rows.items())
     notes: dict[str, int] = dict(summary.notes)
@@ -288,4 +289,5 @@ def _show(summary: IngestSummary) -> None:
                 note(f"rejected: {result.path}, {reason.offset}: {reason.reason}{hint}")
             shown += 1
     if summary.rejects > min(shown, SHOWN_REJECTS):
-        note(f"{summary.rejects} pieces were rejected in all; the lake's rejected/ lists them")
+        listed = "" if summary.dry_run else '; xtune query "FROM rejected" lists them'
+        note(f"{summary.rejects} pieces were rejected in all{listed}")
