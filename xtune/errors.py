@@ -17,6 +17,9 @@ Rejected input is not an error: it is a row in ``rejected/`` and a count in the 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 class XtuneError(Exception):
     """Base of all errors that are shown to a user as one line.
@@ -47,8 +50,21 @@ class InputError(XtuneError):
     """A path that does not exist or cannot be read."""
 
 
+def reason_of(error: OSError) -> str:
+    """What the system says, without Arrow's words around it."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
 class LakeError(XtuneError):
     """The lake is damaged, of another schema version, or not a lake."""
+
+    @classmethod
+    def unwritable(cls, root: Path, error: OSError) -> LakeError:
+        """A lake at ``root`` that cannot be written now; the same command goes on later."""
+        return cls(
+            f"{root}: cannot be written: {reason_of(error)}",
+            "make room or check permissions, then run the same command again",
+        )
 
 
 class NoDataError(XtuneError):

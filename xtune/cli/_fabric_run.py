@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xtune.collectors._fabric import Output
@@ -78,16 +78,17 @@ def run_side_by_side(
                 children.append(child)
                 if child is not None:
                     assert child.process.stderr is not None
+                    errors = child.process.stderr.fileno()
                     selector.register(child.terminal, selectors.EVENT_READ, child.out)
-                    selector.register(child.process.stderr, selectors.EVENT_READ, child.errors)
+                    selector.register(errors, selectors.EVENT_READ, child.errors)
             until = time.monotonic() + timeout_s
             while selector.get_map() and time.monotonic() < until and not stopped():
                 for key, _ in selector.select(_WAIT_S):
-                    piece = _read(key.fileobj)
+                    piece = _read(key.fd)
                     if piece:
                         key.data.add(piece, now_ns())
                     else:
-                        selector.unregister(key.fileobj)
+                        selector.unregister(key.fd)
         return [_output(child) if child else Output(missing=True) for child in children]
     finally:
         for child in children:
@@ -117,20 +118,14 @@ def _start(command: Sequence[str]) -> _Child | None:
     return _Child(process, terminal)
 
 
-def _read(stream: object) -> bytes:
+def _read(handle: int) -> bytes:
     """What a stream has now; empty at its end."""
-    number = stream if isinstance(stream, int) else _fileno(stream)
     try:
-        return os.read(number, _PIECE)
+        return os.read(handle, _PIECE)
     except OSError as error:
         if error.errno != errno.EIO:  # how a terminal ends
             raise
         return b""
-
-
-def _fileno(stream: object) -> int:
-    handle: IO[bytes] = stream  # type: ignore[assignment]
-    return handle.fileno()
 
 
 def _output(child: _Child) -> Output:

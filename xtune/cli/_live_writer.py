@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections import Counter
@@ -156,20 +155,17 @@ class LiveWriter:
         return count
 
     def _failed(self, error: OSError | LakeError) -> None:
-        reason = error.message if isinstance(error, LakeError) else reason_of(error)
+        root = self._lake.root
+        if isinstance(error, LakeError):
+            problem = f"{root}: cannot be written: {error.message}"
+        else:
+            problem = LakeError.unwritable(root, error).message
         if not self._problem:
-            self._say(
-                f"{self._lake.root}: cannot be written: {reason}; {self.held} rows wait in memory"
-            )
-        self._problem = f"{self._lake.root}: cannot be written: {reason}"
+            self._say(f"{problem}; {self.held} rows wait in memory")
+        self._problem = problem
         tried = self._tried[1] if self._tried else 0
         while len(self._held) > tried and self._bytes() > HELD_BYTES:
             self.lost += int(self._held.pop().batch.num_rows)
 
     def _bytes(self) -> int:
         return sum(int(item.batch.nbytes) for item in self._held)
-
-
-def reason_of(error: OSError) -> str:
-    """What the system says, without Arrow's words around it."""
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -331,10 +331,7 @@ class _Reader:
             note(f"{name}: another xtune read it meanwhile")
             return
         except OSError as error:
-            raise LakeError(
-                f"{self.lake.root}: cannot be written: {error.strerror or error}",
-                "make room or check permissions, then run the same command again",
-            ) from error
+            raise LakeError.unwritable(self.lake.root, error) from error
         self.summary.files.append(result)
 
     def _conflict(self, inputs: Inputs, mine: InputRecord) -> frozenset[str]:
@@ -395,18 +392,8 @@ def _span(
 
 
 def _result(name: str, source: str, reading: Reading, warned: Mapping[str, int]) -> FileResult:
-    return FileResult(
-        path=name,
-        collector=COLLECTOR.name,
-        source=source,
-        state="rejected" if reading.rejects and not reading.rows.total() else "read",
-        rows=dict(reading.rows),
-        rejects=reading.rejects,
-        reasons=reading.reasons,
-        notes={**reading.notes, **warned},
-        unknown=dict(reading.unknown),
-        first_ns=reading.first_ns,
-        last_ns=reading.last_ns,
+    return reading.result(
+        name, collector=COLLECTOR.name, source=source, state=reading.state, warned=warned
     )
 
 

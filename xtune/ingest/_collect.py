@@ -289,10 +289,7 @@ class Run:
                 return known
             raise
         except OSError as error:
-            raise LakeError(
-                f"{self.lake.root}: cannot be written: {error.strerror or error}",
-                "make room or check permissions, then run the same command again",
-            ) from error
+            raise LakeError.unwritable(self.lake.root, error) from error
         return _result(name, identity, reading, without_collector, replaced)
 
     def _commit(self, transaction: Transaction, identity: Identity, result: FileResult) -> bool:
@@ -369,23 +366,9 @@ def _result(
     without_collector: FileState,
     replaced: bool,
 ) -> FileResult:
-    state: FileState
+    state: FileState = reading.state
     if not identity.parser:
         state = without_collector
-    elif reading.rejects and not reading.rows.total():
-        state = "rejected"
-    else:
-        state = "replaced" if replaced else "read"
-    return FileResult(
-        path=name,
-        collector=identity.parser or None,
-        source=identity.id,
-        state=state,
-        rows=dict(reading.rows),
-        rejects=reading.rejects,
-        reasons=reading.reasons,
-        notes=dict(reading.notes),
-        unknown=dict(reading.unknown),
-        first_ns=reading.first_ns,
-        last_ns=reading.last_ns,
-    )
+    elif state == "read" and replaced:
+        state = "replaced"
+    return reading.result(name, collector=identity.parser or None, source=identity.id, state=state)

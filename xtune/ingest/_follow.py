@@ -171,7 +171,7 @@ class Follower:
                 if not (whole.done and whole.sign == whole.read) and self._due(whole, last):
                     self._read_whole(whole)
         except OSError as error:
-            self._failed(f"{self._run.lake.root}: cannot be written: {_reason(error)}")
+            self._failed(LakeError.unwritable(self._run.lake.root, error).message)
         except ConflictError:
             return False  # the lake changed under us: it is looked at anew
         except LakeError as error:
@@ -387,19 +387,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _result(name: str, record: InputRecord, reading: Reading) -> FileResult:
-    return FileResult(
-        path=name,
-        collector=record.parser,
-        source=record.id,
-        state="read",
-        rows=dict(reading.rows),
-        rejects=reading.rejects,
-        reasons=reading.reasons,
-        notes=dict(reading.notes),
-        unknown=dict(reading.unknown),
-        first_ns=reading.first_ns,
-        last_ns=reading.last_ns,
-    )
+    return reading.result(name, collector=record.parser, source=record.id, state="read")
 
 
 def _merged(old: FileResult | None, new: FileResult) -> FileResult:
@@ -423,7 +411,3 @@ def _merged(old: FileResult | None, new: FileResult) -> FileResult:
 def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     names = dict.fromkeys([*first, *second])
     return {name: first.get(name, 0) + second.get(name, 0) for name in names}
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from xtune.collectors._base import Collector, Context, Item, Note, Reject, Rows, Source, Unknown
 from xtune.errors import LakeError
 from xtune.ingest.host_map import HostMap
-from xtune.ingest.summary import FileResult
+from xtune.ingest.summary import FileResult, FileState
 from xtune.lake import REJECTED, Transaction
 from xtune.tables import TABLES
 
@@ -61,6 +61,35 @@ class Reading:
     def reasons(self) -> tuple[Reject, ...]:
         """The first rejects."""
         return tuple(self.stored[:SHOWN_REJECTS])
+
+    def result(
+        self,
+        path: str,
+        *,
+        collector: str | None,
+        source: str,
+        state: FileState,
+        warned: Mapping[str, int] | None = None,
+    ) -> FileResult:
+        """The result of an input that gave this; ``warned``: notes of where it came from."""
+        return FileResult(
+            path=path,
+            collector=collector,
+            source=source,
+            state=state,
+            rows=dict(self.rows),
+            rejects=self.rejects,
+            reasons=self.reasons,
+            notes={**self.notes, **(warned or {})},
+            unknown=dict(self.unknown),
+            first_ns=self.first_ns,
+            last_ns=self.last_ns,
+        )
+
+    @property
+    def state(self) -> FileState:
+        """``rejected`` where nothing but rejects was read."""
+        return "rejected" if self.rejects and not self.rows.total() else "read"
 
     def rows_read(self, table: str, batch: pa.RecordBatch) -> None:
         """Count rows, and widen the span of time that they cover."""
