@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from hypothesis import strategies as st
 
 from xtune.collectors import Context, Note, Reject, Rows, Source, Unknown, all_collectors
 from xtune.collectors._base import Item
@@ -103,6 +105,19 @@ def claims(path: Path) -> dict[str, float]:
     found = {name: c.claim(path, head) for name, c in all_collectors().items()}
     assert all(0 <= confidence <= 1 for confidence in found.values())
     return {name: confidence for name, confidence in found.items() if confidence}
+
+
+def damaged(kind: str, data: st.DataObject, base: str) -> Result:
+    """Read ``base`` with some bytes changed, after every collector was asked for its claim."""
+    raw = bytearray(base.encode())
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(raw)))
+        raw[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input"
+        path.write_bytes(raw)
+        claims(path)
+        return run(kind, path)
 
 
 def port_tree(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.collectors_ib.helpers import Result, claims, run, run_text
+from tests.collectors_ib.helpers import Result, damaged, run, run_text
 from tests.samples import samples
 from xtune.collectors import _mlxlink
 
@@ -124,6 +123,39 @@ def test_four_shapes_of_values(tmp_path: Path) -> None:
     assert [found[n]["snr"] for n in (0, 2, 3)] == [20.5, 21.0, 22.0]
 
 
+def test_zeros_of_a_module_that_measures_nothing_are_unknown(tmp_path: Path) -> None:
+    """As MFT 4.35 prints a passive copper cable: each value 0, each range of 0."""
+    module = {
+        "Temperature [C]": "0 [0..0]",
+        "Voltage [mV]": "0 [0..0]",
+        "Bias Current [mA]": "0,0 [0..0]",
+        "Rx Power Current [dBm]": "0,0.000 [0..0]",
+        "Tx Power Current [dBm]": "0,-2.5 [-9.9..7]",
+        "Cable Type": "Passive copper cable",
+    }
+    text = "\nModule Info\n-----------\n" + "".join(f"{k:<35}: {v}\n" for k, v in module.items())
+    as_json = json.dumps(document({"Module Info": module}))
+    for content in (text, as_json):
+        result = run_text("mlxlink", tmp_path, content)
+        assert whole(result)["temperature"] is None
+        assert whole(result)["extra"] == {"Cable Type": "Passive copper cable"}
+        assert {n: row["extra"] for n, row in lanes(result).items()} == {
+            0: {"Tx Power Current [dBm]": "0"},
+            1: {"Tx Power Current [dBm]": "-2.5"},
+        }
+    warm = run_text("mlxlink", tmp_path, text.replace("0 [0..0]", "31 [0..0]", 1))
+    assert whole(warm)["temperature"] == 31.0
+
+
+def test_a_line_between_outputs_names_the_device(tmp_path: Path) -> None:
+    block = "\nOperational Info\n----------------\nState : Active\nSpeed : IB-HDR\nWidth : 2x\n"
+    heads = ("===== mlx5_0 =====", "## mt4123_pciconf1 FEC ##", "mlx5_2:", "0000:12:00.0", "mlx5_3")
+    result = run_text("mlxlink", tmp_path, "".join(f"{head}\n{block}\n" for head in heads))
+    devices = [row["device"] for row in result.rows("ports")]
+    assert devices == ["mlx5_0", "mt4123_pciconf1", "mlx5_2", "0000:12:00.0", "mlx5_3"]
+    assert not result.rejects
+
+
 def test_histogram_bins_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     bins = {f"Bin {n}": {"values": [f"[{n}]", str(100 - n)]} for n in (0, 1, 10, 2)}
     bins["Bin 11"] = {"values": ["[11:15]", "18446744073709551615"]}
@@ -234,13 +266,5 @@ def test_unavailable_fields_are_unknown() -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), base=st.sampled_from([TEXT, json.dumps(counted(), indent=1)]))
 def test_damaged_input_never_raises(data: st.DataObject, base: str) -> None:
-    raw = bytearray(base.encode())
-    for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, len(raw)))
-        raw[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "input"
-        path.write_bytes(raw)
-        claims(path)
-        for row in run("mlxlink", path).rows("link_signal"):
-            assert row["raw_ber"] is None or row["raw_ber"] > 0
+    for row in damaged("mlxlink", data, base).rows("link_signal"):
+        assert row["raw_ber"] is None or row["raw_ber"] > 0

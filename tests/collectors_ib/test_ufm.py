@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.collectors_ib.helpers import claims, run, run_text
+from tests.collectors_ib.helpers import claims, damaged, run, run_text
 from tests.samples import samples
 from xtune.collectors import ufm
 
@@ -162,13 +161,5 @@ def test_ports_that_a_file_makes_up_are_not_all_held(
     data=st.data(), base=st.sampled_from([CSV, PROM, json.dumps({"values": [record(a=1)] * 3})])
 )
 def test_damaged_input_never_raises(data: st.DataObject, base: str) -> None:
-    raw = bytearray(base.encode())
-    for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, len(raw)))
-        raw[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "input"
-        path.write_bytes(raw)
-        claims(path)
-        for row in run("ufm", path).counters:
-            assert row["link"] == f"{row['node_guid']}/{row['port']}"
+    for row in damaged("ufm", data, base).counters:
+        assert row["link"] == f"{row['node_guid']}/{row['port']}"
