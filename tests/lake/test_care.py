@@ -43,6 +43,17 @@ def test_prune_drops_old_raw_rows_and_keeps_the_rest(lake: Lake) -> None:
     assert prune(lake, timedelta(days=3)).files == 0
 
 
+def test_prune_keeps_what_describes_the_fabric(lake: Lake) -> None:
+    """Said once, by an ibnetdiscover or a sampler that began long ago; read by each rebuild."""
+    ts = pa.array([NOW - 99 * DAY], pa.int64()).cast(pa.timestamp("ns", "UTC"))
+    with lake.begin() as transaction:
+        transaction.write("ports", pa.table({"ts": ts, "host": ["n1"]}))
+        transaction.write("topology_links", pa.table({"ts": ts, "src_port": [1]}))
+        transaction.commit()
+    assert prune(lake, timedelta(days=3)).files == 6
+    assert lake.read("ports").num_rows == lake.read("topology_links").num_rows == 1
+
+
 def test_health_of_a_sound_lake(lake: Lake) -> None:
     health = inspect(lake)
     assert (health.unfinished, health.damaged, health.ahead) == ((), (), ())

@@ -8,6 +8,9 @@ from datetime import timedelta
 from xtune.lake._lake import Lake
 from xtune.lake._parquet import table_named
 
+#: Small tables that tell what is where; they are as true after the days they were written on.
+FABRIC = ("ports", "topology_links")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
@@ -29,12 +32,17 @@ class Pruned:
 def prune(lake: Lake, keep: timedelta, *, dry_run: bool = False) -> Pruned:
     """Drop raw files and rejects whose rows are all older than ``keep``, by the lake's clock.
 
+    What describes the fabric stays: telemetry of today is read with a topology of last year.
     The inputs stay in the ledger: collecting a pruned file again adds nothing. Room on the disk
     is free at once, so a query that runs meanwhile may find a file gone.
     """
     before_ns = lake.clock() - keep // timedelta(microseconds=1) * 1000
     raw = [f for f in lake.ledger.load().files.values() if not table_named(f.table).derived]
-    old = [f for f in raw if f.max_ts_ns is not None and f.max_ts_ns < before_ns]
+    old = [
+        f
+        for f in raw
+        if f.table not in FABRIC and f.max_ts_ns is not None and f.max_ts_ns < before_ns
+    ]
     if old and not dry_run:
         with lake.begin() as transaction:
             for file in old:
