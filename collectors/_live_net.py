@@ -35,6 +35,8 @@ _PROC = (
     *("tx_fifo_errors", "collisions", "tx_carrier_errors", "tx_compressed"),
 )
 
+_Place = tuple[str, ...]
+
 #: Runs a command and gives what it prints; None where it cannot be run or fails.
 Runner = Callable[[Sequence[str]], str | None]
 
@@ -112,7 +114,9 @@ class NetSampler:
         self._now_ns = now_ns
         self._monotonic_ns = monotonic_ns
         self._interfaces: dict[str, _Interface] = {}
-        self._links: dict[str, str] = {}  # PCI address -> link, of all that were ever here
+        # Place -> link and the latest name there, of all interfaces that were ever here.
+        self._links: dict[_Place, str] = {}
+        self._names_at: dict[_Place, str] = {}
         self._seen: list[dict[str, Any]] = []
         self._counted: list[dict[str, Any]] = []
         self._scan_ns = 0
@@ -160,7 +164,7 @@ class NetSampler:
         for name in [name for name in self._interfaces if name not in names]:
             self.messages.append(f"{name} is gone: {self._interfaces.pop(name).about['link']}")
         for name in names:
-            about = self._about(name)
+            about = self._about(name, names)
             old = self._interfaces.get(name)
             if old is None:
                 by_ethtool = bool(self._ethtool(name))
@@ -179,20 +183,41 @@ class NetSampler:
             return physical
         return [n for n in here or sorted(self._proc_counters()) if not _VIRTUAL.fullmatch(n)]
 
-    def _about(self, name: str) -> dict[str, Any]:
+    def _place(self, name: str) -> _Place:
+        """Where an interface is, whatever it is called.
+
+        Several may share a PCI function: an adapter's ports, representors of virtual functions.
+        """
         folder = self._net / name
         pci = pci_address(folder)
-        link = link_id(None, self.host, name, 1, self.host)
-        if pci is not None:
-            link = self._links.setdefault(pci, link)
+        if pci is None:
+            return (name,)
+        return pci, _text(folder / "dev_port"), _text(folder / "phys_port_name")
+
+    def _link(self, name: str, names: Sequence[str]) -> str:
+        """The link of an interface: that of its place, also under another name."""
+        place = self._place(name)
+        before = self._names_at.get(place, name)
+        if before != name and before in names and self._place(before) == place:
+            place = (*place, name)  # nothing else tells the two apart
+        self._names_at[place] = name
+        if place not in self._links:
+            link = link_id(None, self.host, name, 1, self.host)
+            if link in self._links.values():  # of one that was renamed
+                link = link_id(None, self.host, f"{name}@{place[0]}", 1, self.host)
+            self._links[place] = link
+        return self._links[place]
+
+    def _about(self, name: str, names: Sequence[str]) -> dict[str, Any]:
+        folder = self._net / name
         speed = _text(folder / "speed")
         return {
             "host": self.host,
             "device": name,
             "netdev": name,
             "port": 1,
-            "link": link,
-            "pci": pci,
+            "link": self._link(name, names),
+            "pci": pci_address(folder),
             "link_layer": "Ethernet",
             "rate_gbps": int(speed) / 1000 if speed.isdigit() and int(speed) else None,
             "state": _text(folder / "operstate").upper() or None,

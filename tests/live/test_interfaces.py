@@ -177,6 +177,37 @@ def test_a_renamed_interface_keeps_its_link(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_ports_that_share_a_pci_function_are_links_of_their_own(tmp_path: Path) -> None:
+    """An adapter's two ports, and representors; one that tells neither number nor name."""
+    told = {"eth0": ("0", ""), "eth1": ("1", ""), "eth2": ("0", "pf0vf0"), "eth3": ("", "")}
+    for bytes_, (name, (number, port)) in enumerate(told.items()):
+        folder = interface(tmp_path, name, pci="0000:3b:00.0", rx_bytes=bytes_)
+        (folder / "dev_port").write_text(number)
+        (folder / "phys_port_name").write_text(port)
+    folder = interface(tmp_path, "eth4", pci="0000:3b:00.0", rx_bytes=4)  # as eth3
+    clock = Clock()
+    sampler = sampler_of(tmp_path, None, clock)
+    for name in ("eth1", "eth2"):
+        (folder.parent / name).rename(folder.parent / f"new{name}")
+    clock.later(RESCAN_NS)
+    sampler.tick()
+    assert {row["port_rcv_data"]: row["link"] for row in taken(sampler).counters} == {
+        number: f"host1/eth{number}/1" for number in range(5)
+    }
+
+
+def test_a_new_interface_under_an_old_name_is_another_link(tmp_path: Path) -> None:
+    folder = interface(tmp_path, "eth0", pci="0000:3b:00.0", rx_bytes=5)
+    clock = Clock()
+    sampler = sampler_of(tmp_path, None, clock)
+    folder.rename(folder.parent / "ens1")
+    interface(tmp_path, "eth0", pci="0000:5e:00.0", rx_bytes=9)
+    clock.later(RESCAN_NS)
+    sampler.tick()
+    links = {row["device"]: row["link"] for row in taken(sampler).counters}
+    assert links == {"ens1": "host1/eth0/1", "eth0": "host1/eth0@0000:5e:00.0/1"}
+
+
 def test_a_real_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "ethtool"
     tool.write_text("#!/bin/sh\necho NIC statistics:\necho '     rx_bytes: 3'\n")
