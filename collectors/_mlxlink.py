@@ -1,6 +1,7 @@
 """What one output of ``mlxlink`` says of a port: values in their shapes, and bit error rates.
 
-Sources: mstflint ``mlxlink/modules`` (``mlxlink_commander.cpp``, ``amber``), captures of MFT 4.34.
+Sources: mstflint ``mlxlink/modules`` (``mlxlink_commander.cpp``, ``amber``), captures of MFT 4.34
+and 4.35.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ KNOWN = {
 #: Keys whose comma-joined value is one entry a lane.
 _BY_LANE = re.compile(r"per lane|Lanes|Current \[(?:mA|dBm)\]|^CDR [RT]X$", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\[[^\[\]]*\.\.[^\[\]]*\]\s*$")
+#: A copper cable reads 0 in all its range of 0; so 0 is what it does not measure.
+_NO_RANGE = re.compile(r"\s*\[-?0(?:\.0+)?\.\.-?0(?:\.0+)?\]\s*$")
+_ZERO = re.compile(r"-?0(?:\.0+)?")
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
 _BIN = re.compile(r"Bin\s*(\d{1,3})", re.ASCII)
 #: Bits on the wire of a lane by its nominal Gb/s: 64b/66b to 25G, RS(544,514) PAM4 beyond
@@ -51,8 +55,14 @@ def scalar(value: Any) -> str | None:
         plain = ",".join(str(v) for v in listed) if isinstance(listed, list) else ""
     else:
         plain = "" if value is None or isinstance(value, list) else str(value)
-    plain = _RANGE.sub("", plain).strip()
-    return None if plain.upper() in ("", "N/A", "NA") else text(plain)
+    return _told(_RANGE.sub("", plain), _NO_RANGE.search(plain) is not None)
+
+
+def _told(plain: str, unmeasured: bool) -> str | None:
+    plain = plain.strip()
+    if plain.upper() in ("", "N/A", "NA") or (unmeasured and _ZERO.fullmatch(plain)):
+        return None
+    return text(plain)
 
 
 def lanes(value: Any) -> list[str | None]:
@@ -61,8 +71,9 @@ def lanes(value: Any) -> list[str | None]:
         value = value.get("values")
     if isinstance(value, list):
         return [scalar(entry) for entry in value[:256]]
-    plain = _RANGE.sub("", str(value or "")).strip()
-    return [scalar(part) for part in plain.split(",")[:256]]
+    plain = str(value or "")
+    unmeasured = _NO_RANGE.search(plain) is not None
+    return [_told(part, unmeasured) for part in _RANGE.sub("", plain).split(",")[:256]]
 
 
 def number(value: str | None) -> float | None:

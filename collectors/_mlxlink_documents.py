@@ -24,6 +24,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _COMMAND = re.compile(r"(?:^|[\s/;])(?:mlxlink|mstlink)\s+(.*)")
 _DEVICE = re.compile(r"(?:^|\s)(?:-d|--device)[\s=]+([^\s|;]+)")
 _PORT = re.compile(r"(?:^|\s)(?:-p|--port)[\s=]+(\d{1,3}(?:/\d{1,3}){0,2})(?=\s|$)")
+#: What a loop of a user's prints before each output: ``==== mlx5_0 ====``.
+_NAMED = re.compile(
+    r"[#=*\-\s]*(?:/dev/mst/)?(mlx[45]_(?:bond_)?\d{1,3}|mt\d{3,6}_pciconf\d{1,3}(?:\.\d{1,2})?"
+    r"|(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?:\s[\w ]{0,40})?[#=*\-\s:]*",
+    re.ASCII,
+)
 _PROMPT = re.compile(r"[\w.-]+@([A-Za-z0-9][\w.-]*)[:\s\]]")
 _RULE = re.compile(r"-{3,}")
 _PAIR = re.compile(r"(\S(?:.*?\S)?)\s*:(?:\s+(.*))?")
@@ -156,6 +162,11 @@ class Documents:
             self._port = port[1] if port else None
             prompt = _PROMPT.search(line[: command.start() + 1])
             self._host = prompt[1] if prompt else self._host
+            return
+        named = _NAMED.fullmatch(line)
+        if named:
+            yield from self._end()
+            self._device, self._port = named[1], None
             return
         is_time, ts = self.times.take(line)
         if is_time:

@@ -149,7 +149,13 @@ def test_zeros_of_a_module_that_measures_nothing_are_unknown(tmp_path: Path) -> 
 
 def test_a_line_between_outputs_names_the_device(tmp_path: Path) -> None:
     block = "\nOperational Info\n----------------\nState : Active\nSpeed : IB-HDR\nWidth : 2x\n"
-    heads = ("===== mlx5_0 =====", "## mt4123_pciconf1 FEC ##", "mlx5_2:", "0000:12:00.0", "mlx5_3")
+    heads = (
+        "===== mlx5_0 =====",
+        "## mt4123_pciconf1 FEC ##",
+        "mlx5_2:",
+        "0000:12:00.0",
+        "mlx5_3",
+    )
     result = run_text("mlxlink", tmp_path, "".join(f"{head}\n{block}\n" for head in heads))
     devices = [row["device"] for row in result.rows("ports")]
     assert devices == ["mlx5_0", "mt4123_pciconf1", "mlx5_2", "0000:12:00.0", "mlx5_3"]
