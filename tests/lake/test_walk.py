@@ -187,6 +187,15 @@ def test_standard_input(lake: Lake) -> None:
     assert (result.state, result.reasons[0].reason) == ("rejected", "is empty")
 
 
+def test_equal_answers_in_a_pipe_are_samples_of_two_times(lake: Lake) -> None:
+    """``while sleep 10; do ethtool -S eth0 | xtune collect - --time-from now; done``."""
+    for n in (1, 2):
+        at = Context(now_ns=lambda n=n: n, time_from="now")  # type: ignore[misc]
+        (result,) = run(lake, "-", context=at, stdin=io.BytesIO(lines(1, 2))).files
+        assert result.state == "read"
+    assert lake.read("steps").num_rows == 4
+
+
 def test_a_pipe_of_the_shell(lake: Lake, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, lines(1, 2, 3))

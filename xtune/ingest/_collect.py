@@ -245,7 +245,12 @@ class Run:
         return None
 
     def _time(self, path: Path, place: str) -> str | None:
-        """What ``--time-from`` takes from the file's place, as part of whose it is."""
+        """What ``--time-from`` takes from the file's place, as part of whose it is.
+
+        A pipe is read once: what comes from it now is not what came before, though it is equal.
+        """
+        if not place and self.context.time_from in ("mtime", "now"):
+            return str(self.context.now_ns())
         if place and self.context.time_from == "mtime":
             return str(_content.newest_mtime_ns(path))
         return place if place and self.context.time_from == "name" else None
