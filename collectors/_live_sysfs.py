@@ -40,6 +40,8 @@ VALUE_BYTES = 32
 WATCH_NS = 1_000_000_000
 #: How often attributes (state, width) are read anew, and counters that failed are tried again.
 SCAN_NS = 10_000_000_000
+#: Files that this process may hold open beside counters: those of the lake and of libraries.
+SPARE_FILES = 256
 #: How often the rate of a port is read: most drivers ask the firmware.
 RATE_NS = 1_000_000_000
 #: What a driver says of a counter that it does not have: no use asking at every tick.
@@ -56,7 +58,7 @@ class _GoneError(Exception):
 
 @dataclass(slots=True)
 class _Files:
-    """The open counter files of one port."""
+    """The counter files of one port; open, but where they would be too many for this process."""
 
     folder: Path
     number: int
@@ -66,6 +68,19 @@ class _Files:
     sign: list[tuple[int, int, int] | None] = field(default_factory=list)
     rate_handle: int | None = None
     failed: set[tuple[str, str]] = field(default_factory=set)
+    held: int = 0  # how many of those that may be open it holds; none: opened at each reading
+
+    def open(self) -> None:
+        """Open the counters that it has.
+
+        Raises:
+            OSError: One cannot be opened any more.
+        """
+        here = self.folder / "ports" / str(self.number)
+        for kind, name in self.names:
+            self.handles.append(_open(here / kind / name))
+        with suppress(OSError):
+            self.rate_handle = _open(here / "rate")
 
     def look(self) -> list[tuple[int, int, int] | None]:
         """What is at the paths of the counters' folders now."""
@@ -81,7 +96,7 @@ class _Files:
     def close(self) -> None:
         for handle in [*self.handles, *([] if self.rate_handle is None else [self.rate_handle])]:
             os.close(handle)
-        self.names, self.handles, self.rate_handle = [], [], None
+        self.handles, self.rate_handle = [], None
 
 
 @dataclass(slots=True)
@@ -151,7 +166,8 @@ class SysfsSampler:
         self._away: set[str] = set()
         self.wide: set[str] = set()  # devices once seen to have 64-bit counters
         self._scan_ns = self._watch_ns = self._rate_ns = monotonic_ns()
-        allow_many()
+        most = allow_many()
+        self._may_hold = most - min(SPARE_FILES, most // 2)  # more files than are open now
         self._scan()
 
     @property
@@ -182,6 +198,18 @@ class SysfsSampler:
 
     def _read(self, port: _LivePort, rates: bool, *, check: bool = True) -> bool:
         """Read one port; false, and nothing held, where its files are not at their paths."""
+        files = port.files
+        if files.held:
+            return self._read_open(port, rates, check)
+        try:
+            files.open()
+            return self._read_open(port, rates, check)
+        except OSError:
+            return False
+        finally:
+            files.close()
+
+    def _read_open(self, port: _LivePort, rates: bool, check: bool) -> bool:
         files = port.files
         if rates:
             self._read_rate(port)
@@ -261,6 +289,7 @@ class SysfsSampler:
         port = self._ports.pop(key)
         if port.block.stamps:
             self._done.append(port.block)
+        self._may_hold += port.files.held
         port.files.close()
 
     def _reject(self, files: _Files, name: tuple[str, str], error: OSError) -> None:
@@ -326,6 +355,12 @@ class SysfsSampler:
                 self._reject(files, (kind, name), error)
         with suppress(OSError):
             files.rate_handle = _open(here / "rate")
+        count = len(files.handles) + 1
+        if count <= self._may_hold:
+            files.held = count
+            self._may_hold -= count
+        else:
+            files.close()
         return files
 
     def _retries(self, port: _LivePort) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.collectors_ib.helpers import Result, gather, port_tree, run
-from xtune.collectors import Context
+from xtune.collectors import Context, _live_sysfs
 from xtune.collectors._live import open_sampler
 from xtune.collectors._live_sysfs import SCAN_NS, SysfsSampler
 from xtune.errors import InputError
@@ -357,3 +357,45 @@ def test_unreadable_files_cost_themselves(tmp_path: Path) -> None:
 def test_nothing_to_sample_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no InfiniBand device"):
         open_sampler(tmp_path, None, "h")
+
+
+def test_more_counters_than_may_be_open_are_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files stay free for the lake, and no device is taken for gone."""
+    devices = tmp_path / "class" / "infiniband"
+    for n in range(6):
+        port_tree(
+            devices,
+            f"mlx5_{n}",
+            counters={"port_xmit_data": n},
+            node_guid=f"0002:c903:0000:000{n}",
+        )
+    monkeypatch.setattr(_live_sysfs, "allow_many", lambda: 10)
+    monkeypatch.setattr(_live_sysfs, "SPARE_FILES", 5)
+    began = len(os.listdir("/proc/self/fd"))
+    clock = Clock()
+    sampler = sampler_of(tmp_path, clock)
+    assert len(os.listdir("/proc/self/fd")) <= began + 5
+    sampler.tick()
+    (devices / "mlx5_5/ports/1/counters/port_xmit_data").write_text("77\n")
+    clock.later(SCAN_NS)
+    sampler.tick()
+    assert sorted(row["port_xmit_data"] for row in taken(sampler).counters) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        77,
+    ]
+    assert not sampler.messages and not sampler.rejected
+    assert len(os.listdir("/proc/self/fd")) <= began + 5
+    sampler.close()
+    assert len(os.listdir("/proc/self/fd")) == began
