@@ -26,8 +26,7 @@ from xtune.errors import UsageError
 
 if TYPE_CHECKING:
     from xtune.collectors import Context
-    from xtune.ingest import IngestSummary
-    from xtune.lake import Lake
+    from xtune.ingest import HostMap, IngestSummary
 
 INTERRUPTED = 130
 SHOWN_REJECTS = 10
@@ -95,9 +94,10 @@ def run(
         return
     check_flags(given)
     context = _context(host, job, run_name, rank, tz, time_from, map_, label)
+    interval_s = parse_duration_s(interval, "--interval")
+    duration_s = None if duration is None else parse_duration_s(duration, "--duration")
     if url is not None:
         from xtune.cli._prometheus import Range, collect_server
-        from xtune.ingest import HostMap
 
         if kind not in (None, "prometheus"):
             raise UsageError("--url reads a Prometheus server: --kind is prometheus")
@@ -107,15 +107,12 @@ def run(
                 url,
                 Range.parse(since, until, step),
                 context=context,
-                host_map=None if host_map is None else HostMap.load(host_map),
+                host_map=_hosts(host_map),
                 strict=strict,
                 dry_run=dry_run,
                 debug=debug,
             )
-        if json:
-            emit_json(summary.to_json())
-        else:
-            _show(summary)
+        _tell(summary, json)
         if failure is not None:
             raise failure
         raise typer.Exit(summary.exit_code)
@@ -125,8 +122,8 @@ def run(
         sample_fabric(
             open_lake(lake, create=True),
             context,
-            interval_s=parse_duration_s(interval, "--interval"),
-            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            interval_s=interval_s,
+            duration_s=duration_s,
             json=json,
         )
         return
@@ -139,27 +136,31 @@ def run(
             open_lake(lake, create=True),
             sysfs,
             context,
-            interval_s=parse_duration_s(interval, "--interval"),
-            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            interval_s=interval_s,
+            duration_s=duration_s,
             procfs=procfs,
             json=json,
         )
         return
     if follow:
-        _follow_files(
+        from xtune.cli._live_follow import follow as follow_files
+        from xtune.ingest import Follower
+
+        follower = Follower(
             open_lake(lake, create=True),
             paths,
-            context,
+            context=context,
             kind=kind,
-            host_map=host_map,
-            interval_s=parse_duration_s(interval, "--interval"),
-            duration_s=None if duration is None else parse_duration_s(duration, "--duration"),
+            host_map=_hosts(host_map),
             strict=strict,
-            json=json,
             debug=debug,
+            say=note,
         )
-        return
-    from xtune.ingest import HostMap, collect
+        interrupted = follow_files(follower, interval_s=interval_s, duration_s=duration_s)
+        summary = follower.summary()
+        _tell(summary, json)
+        raise typer.Exit(INTERRUPTED if interrupted else summary.exit_code)
+    from xtune.ingest import collect
 
     with progress("collect", None) as update:
         summary = collect(
@@ -167,52 +168,27 @@ def run(
             paths,
             context=context,
             kind=kind,
-            host_map=None if host_map is None else HostMap.load(host_map),
+            host_map=_hosts(host_map),
             strict=strict,
             dry_run=dry_run,
             debug=debug,
             on_file=lambda result: update(0, result.path),
         )
-    if json:
-        emit_json(summary.to_json())
-    else:
-        _show(summary)
+    _tell(summary, json)
     raise typer.Exit(summary.exit_code)
 
 
-def _follow_files(
-    lake: Lake,
-    paths: list[str],
-    context: Context,
-    *,
-    kind: str | None,
-    host_map: Path | None,
-    interval_s: float,
-    duration_s: float | None,
-    strict: bool,
-    json: bool,
-    debug: bool,
-) -> None:
-    from xtune.cli._live_follow import follow
-    from xtune.ingest import Follower, HostMap
+def _hosts(path: Path | None) -> HostMap | None:
+    from xtune.ingest import HostMap
 
-    follower = Follower(
-        lake,
-        paths,
-        context=context,
-        kind=kind,
-        host_map=None if host_map is None else HostMap.load(host_map),
-        strict=strict,
-        debug=debug,
-        say=note,
-    )
-    interrupted = follow(follower, interval_s=interval_s, duration_s=duration_s)
-    summary = follower.summary()
+    return None if path is None else HostMap.load(path)
+
+
+def _tell(summary: IngestSummary, json: bool) -> None:
     if json:
         emit_json(summary.to_json())
     else:
         _show(summary)
-    raise typer.Exit(INTERRUPTED if interrupted else summary.exit_code)
 
 
 def _context(
