@@ -26,3 +26,12 @@ def test_map_names_columns_counters_and_roles(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["files"]
     assert found["rows"] == {"steps": 2}
+
+
+def test_map_of_a_file_that_nothing_claims_says_what_to_add(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("iter,x\n1,2.5\n2,2.25\n")
+    words = ("collect", "log.csv", "--map", "loss=x", "--map", "step=iter")
+    done = xtune(*words, cwd=tmp_path)
+    assert "with --map name the --kind too, such as loss_table" in done.stderr
+    done = xtune(*words, "--kind", "loss_table", cwd=tmp_path)
+    assert done.stdout.startswith("1 inputs: 1 replaced\n")

@@ -30,6 +30,7 @@ _PACKED: _Magics = (
     (0, GZIP_MAGIC, "gzip within gzip", "undo one layer first: gunzip"),
     (0, b"PAR1", "a Parquet file", "the lake's own tables are not collected again"),
 )
+_MAP_HINT = "with --map name the --kind too, such as loss_table or counters_csv"
 _LIST_HINT = "xtune collect --list shows what is known; --kind forces one"
 
 
@@ -39,13 +40,17 @@ class Claims:
     Args:
         collectors: By name.
         kind: The one to read every input with, or None.
+        mapped: Whether the user gave a column map.
 
     Raises:
         UsageError: There is no collector of that name.
     """
 
-    def __init__(self, collectors: Mapping[str, Collector], kind: str | None) -> None:
+    def __init__(
+        self, collectors: Mapping[str, Collector], kind: str | None, *, mapped: bool = False
+    ) -> None:
         self._collectors = collectors
+        self._hint = _MAP_HINT if mapped else _LIST_HINT
         self._forced: Collector | None = None
         if kind is not None:
             if kind not in collectors:
@@ -70,7 +75,7 @@ class Claims:
         best = _registry.claim_best(path, head, self._collectors) if self._collectors else None
         if best is not None:
             return with_others(best[0], path, head, self._collectors)
-        unknown = Reject("file", "no collector knows this format", _LIST_HINT)
+        unknown = Reject("file", "no collector knows this format", self._hint)
         return _begins(head, _PACKED) or unknown
 
 

@@ -72,7 +72,11 @@ def collect(
         lake=lake,
         context=context,
         hosts=host_map or HostMap(),
-        claims=Claims(_registry.all_collectors() if collectors is None else collectors, kind),
+        claims=Claims(
+            _registry.all_collectors() if collectors is None else collectors,
+            kind,
+            mapped=bool(context.column_map),
+        ),
         dry_run=dry_run,
         debug=debug,
         stdin=stdin,
