@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xtune.collectors._base import Context
-from xtune.collectors._collective import canonical_op, torch_dtype
+from xtune.collectors._collective import DTYPE_BYTES, canonical_op, torch_dtype
 from xtune.collectors._values import as_extra, natural, real, scaled, small, text
 
 _PROGRAM = re.compile(
@@ -81,6 +81,12 @@ def factor(op: str | None, ranks: int | None) -> float | None:
     return (ranks - 1) / ranks if op in _SHARED else None
 
 
+def dtype_name(printed: Any) -> str | None:
+    """An element type as the tests write it, in our words."""
+    dtype = text(printed, 64)
+    return _DTYPES.get(dtype, torch_dtype(dtype) or dtype) if dtype else None
+
+
 @dataclass(kw_only=True, slots=True)
 class Test:
     """What is known of the test that a measurement belongs to."""
@@ -144,18 +150,50 @@ def contradiction(test: Test, half: Measurement) -> str | None:
     return None
 
 
+def implied_op(test: Test, half: Measurement) -> str | None:
+    """The operation that alone has a line of such columns; null where several may.
+
+    all_reduce and send_recv differ in their bus bandwidth only, and not among two ranks;
+    all_gather and all_to_all, gather and scatter in nothing.
+    """
+    op = _by_columns(half, test.ranks)
+    known = replace(test, op=op)
+    return op if op and contradiction(known, half) is None else None
+
+
+def _by_columns(half: Measurement, ranks: int | None) -> str | None:
+    size, count, root = natural(half.size), natural(half.count), real(half.root)
+    width = DTYPE_BYTES.get(dtype_name(half.dtype) or "")
+    if not size or not count or not width:
+        return None
+    whole, shared = size == count * width, ranks is not None and size == count * width * ranks
+    reduces = half.redop is not None and half.redop != "none"
+    if root is not None and root >= 0:
+        return ("reduce" if reduces else "broadcast") if whole and ranks != 1 else None
+    if not reduces or ranks == 1:
+        return None
+    if shared:
+        return "reduce_scatter"
+    algbw, busbw = figure(half.algbw), figure(half.busbw)
+    if not whole or not algbw or not busbw or busbw.value < 1:
+        return None
+    if busbw.value - algbw.value > 2 * (algbw.half + busbw.half) + 0.01 * busbw.value:
+        return "all_reduce" if busbw.value < 2 * algbw.value + busbw.half + algbw.half else None
+    # Tables without a root are older than send_recv.
+    return "send_recv" if root is not None and ranks is not None and ranks > 2 else None
+
+
 def row(test: Test, half: Measurement, context: Context) -> dict[str, Any]:
     """A row of ``collectives``: one measurement, an average over the test's iterations."""
     time, algbw, busbw = figure(half.time), figure(half.algbw), figure(half.busbw)
     hosts = sorted({host.lower() for host in test.hosts})
-    dtype = text(half.dtype, 64)
     return {
         "duration_ns": scaled(time.value, half.time_ns) if time else None,
         "job": context.job,
         "host": hosts[0] if len(hosts) == 1 else None if hosts else context.host,
         "comm_size": small(test.ranks) or None,
         "op": text(test.op, 64),
-        "dtype": _DTYPES.get(dtype, torch_dtype(dtype) or dtype) if dtype else None,
+        "dtype": dtype_name(half.dtype),
         "message_bytes": natural(half.size),
         "algbw_gigabytes_s": algbw.value if algbw else None,
         "busbw_gigabytes_s": busbw.value if busbw else None,

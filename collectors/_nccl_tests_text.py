@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from xtune.collectors._base import Context, Item, Note, Reject, RowBuffer, Source
 from xtune.collectors._collective import canonical_op
@@ -26,6 +27,7 @@ from xtune.collectors._nccl_tests_row import (
     Test,
     contradiction,
     figure,
+    implied_op,
     op_name,
     program_op,
     row,
@@ -50,11 +52,15 @@ _MORE = {"i_min": "iter_min", "i_max": "iter_max", "i_p99": "iter_p99", "i_cv%":
 _ERRORS = ("#wrong", "error", "res")
 _TUNED = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo ([A-Z_]\w*) proto ([A-Z]\w*)")
 _MAX_TUNED = 4096
+_MAX_HELD = 4096
 
 
 @dataclass(slots=True)
 class _Table:
-    """A test's table as it is read; ``layout`` once its header was."""
+    """A test's table as it is read; ``layout`` once its header was.
+
+    ``held``: rows whose operation a later line may tell.
+    """
 
     test: Test
     layout: Layout | None = None
@@ -63,6 +69,7 @@ class _Table:
     ended: bool = False
     groups: dict[int, set[int]] = field(default_factory=dict)
     listed: bool = True
+    held: list[dict[str, Any]] = field(default_factory=list)
 
 
 class TextReader:
@@ -257,13 +264,24 @@ class TextReader:
             table.measured += 1
             if (busbw := figure(half.busbw)) is not None:
                 table.total += busbw.value
-            made = row(table.test, half, self._context)
-            tuned = self._tuned.get((table.test.op, cells.size))
+            if table.test.op is None:
+                table.test.op = implied_op(table.test, half)
+            table.held.append(row(table.test, half, self._context))
+            if table.test.op is not None or len(table.held) >= _MAX_HELD:
+                self._release()
+        if not cells.whole:
+            yield Reject(line.place, "a line of the table that is cut or mixed with another line")
+
+    def _release(self) -> None:
+        """Give out the rows of the table that waited for its operation."""
+        table = self._table
+        held, table.held = table.held, []
+        for made in held:
+            made["op"] = table.test.op
+            tuned = self._tuned.get((table.test.op, str(made["message_bytes"])))
             if tuned is not None:
                 made["algorithm"], made["protocol"] = tuned
             self._rows.add(made)
-        if not cells.whole:
-            yield Reject(line.place, "a line of the table that is cut or mixed with another line")
 
     def _check(self, average: str) -> Iterator[Item]:
         """The test's own total against the mean of what was read."""
@@ -276,6 +294,7 @@ class TextReader:
 
     def _close(self) -> Iterator[Item]:
         yield from self._resume()
+        self._release()
         self._tuned = {}
         table = self._table
         if table.layout is None and not self._opened:
@@ -288,6 +307,6 @@ class TextReader:
             yield Note("a test ended before its last line: its first measurements are kept")
         if table.measured and table.test.op is None:
             yield Note(
-                "the log does not name the test of a table: op is null; keep the line "
+                "the log does not say which test a table is of: op is null; keep the line "
                 "'# Collective test starting' or the command",
             )

@@ -248,7 +248,39 @@ def test_first_version_prints_milliseconds(tmp_path: Path) -> None:
     assert [row["duration_ns"] for row in read.rows] == [2_000_000, 4_000_000]
     # Nothing names the test: the operation is not guessed.
     assert [some(row, "op", "comm_size", "host") for row in read.rows] == [(None, 2, "gpu1")] * 2
-    assert read.note("does not name the test")
+    assert read.note("which test a table is of")
+
+
+def unnamed(ranks: int, *lines: str) -> str:
+    text = log("none", ranks, *lines, average=1.0)
+    return text.replace("# Collective test starting: none\n", "")
+
+
+def test_operation_that_the_columns_alone_tell(tmp_path: Path) -> None:
+    small, large = 1 << 10, 1 << 26
+    # Only an all-reduce has a bus bandwidth above the algorithm's; small sizes show it not.
+    text = unnamed(4, line(small, (90.0, 90.0), 1.5), line(large, (1000.0, 1000.0), 1.5))
+    assert [row["op"] for row in of(text, tmp_path).rows] == ["all_reduce"] * 4
+    text = unnamed(4, line(small, (90.0, 90.0), 1.0), line(large, (1000.0, 1000.0), 1.0))
+    assert [row["op"] for row in of(text, tmp_path).rows] == ["send_recv"] * 4
+    rooted = line(large, (1000.0, 1000.0), 1.0).replace("    -1 ", "     0 ")
+    assert {row["op"] for row in of(unnamed(4, rooted), tmp_path).rows} == {"reduce"}
+    sent = rooted.replace("   sum", "  none")
+    assert {row["op"] for row in of(unnamed(4, sent), tmp_path).rows} == {"broadcast"}
+    share = line(large, (1000.0, 1000.0), 0.75).replace(f"{large // 4:12}", f"{large // 16:12}")
+    assert {row["op"] for row in of(unnamed(4, share), tmp_path).rows} == {"reduce_scatter"}
+
+
+def test_operation_that_two_tests_may_be_is_not_guessed(tmp_path: Path) -> None:
+    large = 1 << 26
+    two = unnamed(2, line(large, (1000.0, 1000.0), 1.0))  # all-reduce, or send and receive
+    share = line(large, (1000.0, 1000.0), 0.75).replace(f"{large // 4:12}", f"{large // 16:12}")
+    gathered = unnamed(4, share.replace("   sum", "  none"))  # or all to all
+    other = unnamed(8, line(large, (1000.0, 1000.0), 1.5))  # an all-reduce of four
+    for text in (two, gathered, other):
+        read = of(text, tmp_path)
+        assert [row["op"] for row in read.rows] == [None, None] and not read.rejects
+        assert read.note("which test a table is of")
 
 
 def test_operation_without_reduction_has_a_blank_column(tmp_path: Path) -> None:
