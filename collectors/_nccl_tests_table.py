@@ -41,6 +41,8 @@ _NAMES = {
 }
 _MEANING = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
 _BUS = re.compile(r"bus_?(?:bw|bandwidth)", re.I)
+#: Gb/s is 1e9 bits, GB/s bytes; who writes gbps may mean either.
+_BITS = re.compile(r"[Gg]b(?:ps|/s|its?)")
 BEFORE = 20  # lines of others that may stand before the header
 _TRUE = frozenset({"1", "true", "yes"})
 _HELD = 4096  # rows looked at before the operation is told from the bandwidths
@@ -49,10 +51,14 @@ _FIGURES_TOLD = 10.0  # GB/s: three digits or more, so that the factor is known 
 
 @dataclass(slots=True)
 class Columns:
-    """Where a table has what: place of each value shared by both halves, and by each half."""
+    """Where a table has what: place of each value shared by both halves, and by each half.
+
+    ``unsure``: bandwidths that may be in bits or bytes, with no time beside them to tell.
+    """
 
     shared: dict[str, int] = field(default_factory=dict)
     halves: dict[bool | None, dict[str, int]] = field(default_factory=dict)
+    unsure: list[str] = field(default_factory=list)
 
     def measured(self, line: str) -> bool:
         """Whether a line has a number for time or bandwidth: a plan of operations has none."""
@@ -81,6 +87,7 @@ def is_header(line: str) -> bool:
 def columns(names: Sequence[str]) -> Columns:
     """The columns of a table by its header."""
     found = Columns()
+    unsure: dict[bool | None, list[str]] = {}
     for place, name in enumerate(names):
         flat = re.sub(r"[^a-z0-9]", "", name.lower())
         half: bool | None = None
@@ -91,9 +98,16 @@ def columns(names: Sequence[str]) -> Columns:
                 if meaning is None and flat.startswith(prefix) and inner is not None:
                     meaning, half = inner, in_place
         if meaning in {"time", "algbw", "busbw", "wrong"}:
-            found.halves.setdefault(half, {}).setdefault(meaning, place)
+            taken = found.halves.setdefault(half, {}).setdefault(meaning, place)
+            if taken == place and _BITS.search(name):
+                unsure.setdefault(half, []).append(meaning)
         elif meaning is not None:
             found.shared.setdefault(meaning, place)
+    for half, meanings in unsure.items():
+        places = found.halves[half]
+        # Size over time tells which: figures that contradict it are rejected.
+        if not {"time", "algbw"} <= places.keys():
+            found.unsure += [names[places.pop(meaning)].strip() for meaning in meanings]
     return found
 
 
@@ -119,6 +133,10 @@ def table_items(source: Source, context: Context) -> Iterator[Item]:
                     break
                 continue
             layout = columns(values)
+            if layout.unsure:
+                yield Note(
+                    f"{', '.join(layout.unsure)[:80]}: bits or bytes? left out, as no time tells"
+                )
             if not layout.useful:
                 yield Reject(
                     line.place,

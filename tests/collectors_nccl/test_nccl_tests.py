@@ -438,6 +438,19 @@ def test_table_with_halves_as_columns(tmp_path: Path) -> None:
     assert [reject.offset for reject in read.rejects] == ["line 3 (byte 125)"]
 
 
+@pytest.mark.parametrize("unit", ["Gbps", "(Gb/s)", "_gbps"])
+def test_bandwidths_in_bits_or_bytes_are_not_guessed(tmp_path: Path, unit: str) -> None:
+    header = f"size,nranks,op,algbw{unit},busbw{unit}"
+    read = of(f"{header}\n1048576,8,allreduce,80,140\n", tmp_path)
+    assert read.rows == [] and "no size and time" in read.rejects[0].reason
+    assert f"algbw{unit}, busbw{unit}" in read.note("bits or bytes?").text
+    # With a time the size tells: 1 MiB in 104.86 us is 10 GB/s, which is 80 Gb/s.
+    read = of(f"{header},time_us\n1048576,8,allreduce,10,17.5,104.86\n", tmp_path)
+    assert [row["busbw_gigabytes_s"] for row in read.rows] == [17.5] and not read.rejects
+    read = of(f"{header},time_us\n1048576,8,allreduce,80,140,104.86\n", tmp_path)
+    assert read.rows == [] and "size over time" in read.rejects[0].reason
+
+
 def test_summary_of_tests_is_rejected_with_its_reason(tmp_path: Path) -> None:
     text = "file,test,minBytes,maxBytes,avg_bus_bw_GBs,peak_busbw_GBs\na.log,x,1,2,3,4\n"
     assert 0.5 < claim(text.encode(), tmp_path) < 0.9
