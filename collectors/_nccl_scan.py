@@ -31,7 +31,6 @@ class Scanner:
         trigger: Words of lines that others may read.
         marks: Words that start a message.
         zone: Whether the user names the zone of local times.
-        blocks_bytes: Largest size of a block.
     """
 
     def __init__(
