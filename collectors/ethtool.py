@@ -4,7 +4,7 @@ What it assumes: a device is named by the command that stands before its counter
 ``set -x`` trace with ``ethtool -S eth0``), a ``==> eth0 <==`` or ``eth0:`` line, or
 ``Standard stats for eth0:``; speed and PCI address by ``ethtool eth0`` and ``ethtool -i eth0`` in
 the same file. When it lies: names are cut at 32 characters by the kernel, so a name may stand
-twice; such counters are left out.
+twice; such counters are left out. Of counters behind ``| grep`` no sum is made.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from xtune.collectors._time_lines import TimeLines
 _NAME = r"[^\s/:$\"'`|;<>()]{1,15}"
 _COMMAND = re.compile(r"(?:^|[\s/;])ethtool\s+(?P<arguments>.*)")
 _STATISTICS = re.compile(rf"(?:-S|--statistics)\s+(?:-\S+\s+)*(?P<device>{_NAME})(?=$|[\s|;>])")
+#: A pipe after the command leaves some counters out; one that leaves out zeros harms no sum.
+_FILTER = re.compile(r"\|\s*(?!sort\b|tee\b|cat\b|less\b|more\b|column\b)(\w+[^|]*)")
+_NO_ZEROS = re.compile(r"e?grep\s+(?:-\w*v\w*)\s+['\"]?:? ?0\$?['\"]?\s*")
 _PROMPT = re.compile(r"[\w.-]+@([A-Za-z0-9][\w.-]*)[:\s\]]")
 _FILE_HEAD = re.compile(r"==> (?:.*/)?(\S+) <==")
 _FOR = re.compile(rf"(?P<what>[A-Z][\w /-]*) for (?P<device>{_NAME}):")
@@ -57,6 +60,7 @@ class _Reading:
         self._values: dict[str, int] = {}
         self._twice: set[str] = set()
         self._queue = Section()
+        self._filtered = False
         self._maybe: str | None = None
         self.times = TimeLines(context)
         self.notes: Counter[str] = Counter()
@@ -117,6 +121,8 @@ class _Reading:
                 words = re.findall(rf"(?<!\S)(?!-){_NAME}(?!\S)", command["arguments"])
                 self.device = words[0] if len(words) == 1 else None
             self._section = "statistics" if wanted else "other"
+            filters = _FILTER.findall(command["arguments"])
+            self._filtered = not all(map(_NO_ZEROS.fullmatch, filters))
             prompt = _PROMPT.search(text[: command.start() + 1])
             if prompt:
                 self.host = prompt[1].lower()
@@ -125,6 +131,7 @@ class _Reading:
         if head:
             self.end()
             self.ts = self.host = None
+            self._filtered = False
             name = re.sub(r"\.(txt|log|out)$", "", head[1])
             self.device = name if re.fullmatch(_NAME, name) else None
             self._section = "statistics"
@@ -187,7 +194,7 @@ class _Reading:
             self.ports.setdefault((host, device), {})
         self._rows.add(
             {
-                **counters(values, whole=whole),
+                **counters(values, whole=whole and not self._filtered),
                 "ts": ts,
                 "link": self._link(host, device or f"{self._unknown_id()}-{self._blocks}"),
                 "host": host,

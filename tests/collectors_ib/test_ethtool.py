@@ -108,6 +108,27 @@ def test_drivers(text: str, expected: dict[str, int]) -> None:
     assert columns(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("pipe", "whole"),
+    [
+        ("", True),
+        ("| grep -v ': 0'", True),
+        ('| grep -v ": 0$"', True),
+        ("| sort | tee log", True),
+        ("| grep queue", False),
+        ("| grep -v ': 0' | head", False),
+    ],
+)
+def test_of_filtered_counters_no_sum_is_made(pipe: str, whole: bool, tmp_path: Path) -> None:
+    text = (
+        f"root@n1:~# ethtool -S eth0 {pipe}\n     queue_0_rx_bytes: 5\n     queue_1_rx_bytes: 6\n"
+        "     tx_bytes: 7\n     rx_prio3_pause_duration: 2\n"
+    )
+    (row,) = run_text("ethtool", tmp_path, text).counters
+    assert row["port_xmit_data"] == 7 and row["extra"]["queue_1_rx_bytes"] == 6
+    assert (row["port_rcv_data"], row["rx_pause_duration"]) == ((11, 2) if whole else (None, None))
+
+
 VMXNET3 = """NIC statistics:
      Tx Queue#: 0
        ucast pkts tx: 5
