@@ -48,6 +48,7 @@ class NcclInspector(Collector):
     )
     gives = "operation, size, execution time and bandwidths of each finished collective"
     lacks = "start times without NCCL_INSPECTOR_DUMP_VERBOSE=1; operations below 8192 bytes"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where a JSON line has Inspector's own words."""
@@ -131,6 +132,8 @@ def _row(
         "message_bytes": None
         if call_bytes is None
         else natural(size_from_call(op, call_bytes, ranks)),
+        "algorithm": _choice(performance.get(f"{kind}_algo")),
+        "protocol": _choice(performance.get(f"{kind}_proto")),
         "algbw_gigabytes_s": _bandwidth(performance.get(f"{kind}_algobw_gbs")),
         "busbw_gigabytes_s": _bandwidth(performance.get(f"{kind}_busbw_gbs")),
         "state": "completed",
@@ -148,6 +151,12 @@ def _row(
             }
         ),
     }
+
+
+def _choice(value: Any) -> str | None:
+    """An algorithm or protocol, which format 4.2 names; UNKNOWN where NCCL had chosen none."""
+    name = (text(value, 64) or "").upper()
+    return name if name not in ("", "UNKNOWN", "N/A") else None
 
 
 def _comm(value: Any) -> str | None:

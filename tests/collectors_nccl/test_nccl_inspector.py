@@ -56,6 +56,16 @@ def test_plain_record_by_hand(tmp_path: Path) -> None:
     assert some(row["extra"], "seq_of", "comm_name") == ("op", "DP Group 0")
 
 
+def test_algorithm_and_protocol_of_newer_formats(tmp_path: Path) -> None:
+    known = record(coll_algo="Ring", coll_proto="LL128")
+    unknown = record(coll_sn=11, coll_algo="UNKNOWN", coll_proto="")
+    rows = read_bytes(COLLECTOR, lines(known, unknown), tmp_path).rows
+    assert [some(row, "algorithm", "protocol") for row in rows] == [
+        ("RING", "LL128"),
+        (None, None),
+    ]
+
+
 def test_size_per_rank_becomes_the_whole_array(tmp_path: Path) -> None:
     read = read_bytes(
         COLLECTOR,
