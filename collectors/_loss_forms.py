@@ -85,8 +85,8 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
         ),
         # Others that say the step first and then name a loss: Step 12/100 | loss: 3.1 | lr: 1e-4
         (
-            r"(?:(?:global|train(?:ing)?)[ _])?(?:step|iter(?:ation)?)s?(?:\s*[:=#]\s*|\s+)"
-            r"\[?(\d+)(?:\s*/\s*\d+)?\]?(?=[\s,|:;-])",
+            r"(?:(?:global|train(?:ing)?|completed)[ _])?(?:step|iter(?:ation)?)s?"
+            r"(?:\s*[:=#]\s*|\s+)\[?(\d+)(?:\s*/\s*\d+)?\]?(?=[\s,|:;-])",
             (
                 (rf"{_NAMED}(?:lm |avg |mean )?(?:train(?:ing)?[ _/])?loss{_IS}{_N}{_END}", _LOSS),
                 (rf"{_NAMED}(?:val(?:id(?:ation)?)?|eval)[ _/]loss{_IS}{_N}{_END}", _VALIDATION),
@@ -94,13 +94,15 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Measure], ...]
                 (rf"{_NAMED}(?:grad(?:ient)?[ _]?norm|norm){_IS}{_N}{_END}", _NORM),
                 (rf"{_NAMED}(?:dt|(?:step|iter(?:ation)?)[ _]time){_IS}{_T}\s?ms\b", _TIME_MS),
                 (rf"{_NAMED}(?:dt|(?:step|iter(?:ation)?)[ _]time){_IS}{_T}\s?s(?:ec)?\b", _TIME),
+                (rf"^,? *seconds: {_N}", _TIME),  # MaxText: completed step: 9, seconds: 1.3
             ),
         ),
         # torchtitan's reference curves: 12 3.1
         (r"(\d+) (?=(?:\d+\.\d+|nan|inf)$)", ((rf"^{_N}$", _LOSS),)),
     )
 )
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Pages that a log is pasted into drop the escape and keep the rest.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m|\[\d{1,3}(?:;\d{1,3})*m(?!\d|s\b|in\b)")
 _BEFORE = re.compile(
     r"(?:\s*(?:\d+:(?=\s)|\[[^\]]{1,40}\]:?|\([^)]{1,80}\)"
     r"|(?!step\b|iter\b|validate\b)[A-Za-z_][\w.\-]{0,40}\s*[:|-](?=\s)"

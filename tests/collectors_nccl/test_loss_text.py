@@ -524,3 +524,12 @@ def test_step_time_of_a_plain_step_line(tmp_path: Path) -> None:
         (7, 3.125, 0.25),
         (8, 3.0, 0.5),
     ]
+
+
+def test_lines_of_maxtext_and_colours_without_their_escape(tmp_path: Path) -> None:
+    said = "completed step: 9, seconds: 1.25, TFLOP/s/device: 257.9, total_weights: 96, loss: 10.5"
+    (row,) = read_lines(tmp_path, TEXT, said).rows
+    assert some(row, "step", "loss", "step_time_s") == (9, 10.5, 1.25)
+    pasted = "[rank0]:[titan] INFO - [31mstep: 10  [32mloss:  7.25  [38;2;180;60;0mgrad_norm:  3.5"
+    (row,) = read_lines(tmp_path, TEXT, pasted + "  [33mmemory:  2.47GiB[39m").rows
+    assert some(row, "step", "loss", "grad_norm") == (10, 7.25, 3.5)
