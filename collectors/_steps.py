@@ -43,7 +43,7 @@ _MEANING: dict[frozenset[str], tuple[str, float]] = {
     frozenset({"number", "of", "skipped", "iterations"}): ("skipped", 1.0),
 }
 _STEP_NAMES = ("step", "_step", "global_step", "iteration", "iter", "train/global_step",
-               "trainer/global_step", "current_step")  # fmt: skip
+               "trainer/global_step", "current_step", "current_steps")  # fmt: skip
 _TIME_NAMES = ("ts", "timestamp", "_timestamp", "wall_time", "wall time", "time")
 _SPLIT_NAMES = ("split", "mode", "phase")
 

@@ -58,6 +58,16 @@ def test_json_lines(tmp_path: Path) -> None:
     assert math.isnan(read.rows[3]["grad_norm"])
 
 
+def test_log_of_llama_factory(tmp_path: Path) -> None:
+    data = b'{"current_steps": 10, "total_steps": 30, "loss": 1.5, "lr": 0.25, "epoch": 0.1}\n'
+    data += b'{"current_steps": 20, "total_steps": 30, "eval_loss": 1.25, "epoch": 0.2}\n'
+    assert COLLECTOR.claim(tmp_path, data) > 0.5
+    rows = read_bytes(COLLECTOR, data, tmp_path).rows
+    assert [some(row, "step", "split", "loss") for row in rows] == [
+        (10, "train", 1.5), (20, "validation", 1.25),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
