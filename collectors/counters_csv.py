@@ -45,6 +45,8 @@ from xtune.collectors._values import small, text, whole
 
 _SCALE = {"ns": 1, "us": 1000, "ms": 10**6, "s": 10**9}
 _NUMBER = re.compile(r"(-?\d{1,20})(?:\.(\d{1,12}))?", re.ASCII)
+#: Of ``/proc/net/dev`` and the like: what the host's IP stack sent and got.
+_NETDEV = re.compile(r"[rt]x_(?:\w+_)?(?:bytes|packets|dropped|errors|discards)")
 _NOTHING = {"", "na", "n/a", "nan", "none", "null", "-"}
 #: Seconds below this are no time of an epoch, but since some start.
 _FIRST_EPOCH = 10**9
@@ -249,7 +251,10 @@ class _Table:
                 row["data_unit_bytes"] = bytes_of
                 row |= theirs
             else:
-                row |= {n: v for n, v in theirs.items() if not n.endswith("_data")} | row
+                # Beside the port's own counters, the netdev's say nothing of RDMA traffic.
+                port = {n: v for n, v in driver.items() if not _NETDEV.fullmatch(n)}
+                told = ethtool_counters(port)
+                row |= {n: v for n, v in told.items() if not n.endswith("_data")} | row
             row["saturated"] = stuck or None
         row["extra"] = {**extra, **(row["extra"] or {})} or None
         if kernel or driver:

@@ -232,3 +232,16 @@ def test_public_tables() -> None:
 def test_damaged_input_never_raises(data: st.DataObject, base: str) -> None:
     for row in damaged("counters_csv", data, base).counters:
         assert row["link"].count("/") >= 1
+
+
+def test_counters_of_the_netdev_do_not_stand_in_for_the_ports(tmp_path: Path) -> None:
+    text = (
+        "time,device,port_xmit_data,tx_bytes,tx_packets,tx_dropped,rx_crc_errors,"
+        "tx_discards_phy,rx_prio3_pause_duration\n"
+        "1700000000,mlx5_0,1000,9,3,2,1,7,5\n"
+    )
+    (row,) = run_text("counters_csv", tmp_path, text).counters
+    assert (row["port_xmit_data"], row["data_unit_bytes"]) == (1000, 4)
+    assert row["port_xmit_packets"] is None and row["port_rcv_errors"] is None
+    assert (row["port_xmit_discards"], row["rx_pause_duration"]) == (7, 5)
+    assert row["extra"]["tx_packets"] == 3 and row["extra"]["tx_dropped"] == 2
