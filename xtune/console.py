@@ -225,10 +225,10 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int, str], Non
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),  # names may hold [brackets]
         console=_console(stderr=True),
         transient=True,
     )
     with bar:
         task = bar.add_task(title, total=total, text="")
-        yield lambda done, text: bar.update(task, completed=done, text=text)
+        yield lambda done, text: bar.update(task, completed=done, text=visible(text))

@@ -202,6 +202,18 @@ def test_commands_stay_whole_on_a_terminal(tmp_path: Path, columns: int) -> None
         assert f"  format              {collector.name}\n" in screen
 
 
+def test_progress_shows_names_as_they_are(tmp_path: Path) -> None:
+    """Not as markup, nor as what a terminal obeys; and it counts."""
+    folder = tmp_path / "logs[" / "\x1b[31mred"
+    folder.mkdir(parents=True)
+    for number in range(3):  # long enough to be shown
+        rows = (f"{n},{n + number}\n" for n in range(100_000))
+        (folder / f"bold]{number}.csv").write_text("step,loss\n" + "".join(rows))
+    screen = on_terminal(tmp_path, 200, "collect", "logs[")
+    assert "3 inputs: 3 read" in screen and "1/?" in screen
+    assert "\x1b[31mred" not in screen and "logs[/\\x1b[31mred/bold]" in screen
+
+
 def on_terminal(cwd: Path, columns: int, *words: str) -> str:
     """What the command writes to a terminal of that many columns."""
     size = struct.pack("HHHH", 40, columns, 0, 0)

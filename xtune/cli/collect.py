@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,6 +163,7 @@ def run(
         raise typer.Exit(INTERRUPTED if interrupted else summary.exit_code)
     from xtune.ingest import collect
 
+    done = itertools.count(1)
     with progress("collect", None) as update:
         summary = collect(
             open_lake(lake, create=True),
@@ -172,7 +174,7 @@ def run(
             strict=strict,
             dry_run=dry_run,
             debug=debug,
-            on_file=lambda result: update(0, result.path),
+            on_file=lambda result: update(next(done), result.path),
         )
     _tell(summary, json)
     raise typer.Exit(summary.exit_code)
