@@ -27,7 +27,7 @@ _SPEED = re.compile(
     r"\s(\d{1,2}x|\?\?)([A-Z]{3}\d*|\?\?\?)"
     r"(?:\s+s=\d+ w=\d+ v=\d+)?(?:\s+slot \d+|\s+\(scp\))?\s*$"  # -f, and Xsigo's
 )
-#: Before 2008 a port line ended with the LID.
+#: In old versions a port line ended with the LID.
 _NO_SPEED = re.compile(r'"\s+lid \d{1,5}\s*$')
 _NAME = re.compile(r'"(.*)"')
 _OWN_LID = re.compile(r"lid (\d{1,5}) lmc \d")

@@ -200,7 +200,7 @@ def test_a_file_cut_anywhere_gives_no_other_link_and_no_unplugged_port(tmp_path:
             assert bare <= unplugged, text[cut - 60 : cut]
 
 
-def test_lines_of_before_2008_have_no_speed(tmp_path: Path) -> None:
+def test_lines_of_old_versions_have_no_speed(tmp_path: Path) -> None:
     old = re.sub(r" 4xNDR$", "", topology(), flags=re.M)
     result = run_text("ibnetdiscover", tmp_path, old)
     assert seen(result) == expected() and not result.rejects
