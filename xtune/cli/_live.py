@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -113,14 +115,15 @@ class LiveRun:
         Raises:
             LakeError: The lake cannot be written at the end.
         """
+        ticks = sys.maxsize if duration_s is None else math.ceil(round(duration_s / interval_s, 6))
         tick = 0
         began = flushed = time.monotonic()
         pending: Future[int] | None = None
         with ThreadPoolExecutor(1) as pool:
-            while duration_s is None or tick * interval_s < duration_s:
+            while tick < ticks:
                 wait = began + tick * interval_s - time.monotonic()
                 if -wait >= interval_s:
-                    skipped = int(-wait / interval_s)
+                    skipped = min(int(-wait / interval_s), ticks - tick)
                     self.missed += skipped
                     tick += skipped
                     continue
