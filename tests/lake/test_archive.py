@@ -155,6 +155,31 @@ def test_a_zip_archive_of_plain_text_is_no_log(tmp_path: Path) -> None:
     assert (result.state, result.reasons[0].reason) == ("unknown", "is a zip archive")
 
 
+def test_a_member_that_no_file_can_be_costs_itself(tmp_path: Path) -> None:
+    late, odd = tarfile.TarInfo("late"), tarfile.TarInfo("odd")
+    late.mtime, odd.mtime = 2**62, 0
+    odd.pax_headers = {"mtime": "nan"}
+    nul = tarfile.TarInfo("nul")
+    nul.pax_headers = {"path": "a\0b"}
+    way, lead = link("way", "good.txt"), link("lead", "good.txt")
+    way.pax_headers, lead.pax_headers = {"path": "c\0d"}, {"linkpath": "a\0b"}
+    members = (("n" * 300, LOSS), ("d/" + "m" * 300 + "/a", LOSS), late, odd, nul, way, lead)
+    path = write(tmp_path / "logs.tar", *members, ("good.txt", LOSS))
+    for _ in range(2):
+        summary = run(tmp_path / "lake", path)
+        refused = [result for result in summary.files if ", member " in result.path]
+        assert len(refused) == 5
+        assert {result.reasons[0].reason for result in refused} == {
+            "cannot be unpacked: File name too long",
+            "its name cannot be one of a file",
+            "a link to good.txt: not followed",
+            "a link to a\0b: not followed",
+        }
+        (good,) = (result for result in summary.files if result.path == f"{path}/good.txt")
+        assert good.state in ("read", "unchanged")
+    assert Lake.open(tmp_path / "lake").read("rejected").num_rows == 5 + 2  # two are empty
+
+
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_archive, "FREE_BYTES", 1000)
     monkeypatch.setattr(_archive, "RATIO", 10)

@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -25,6 +26,7 @@ _OPENERS: dict[bytes, Callable[[Path], IO[bytes]]] = {
 RATIO, FREE_BYTES = 1000, 1 << 30
 MEMBERS = 1_000_000
 _CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 
 
@@ -58,14 +60,10 @@ def unpack(path: Path, folder: Path) -> Iterator[Reject]:
                     reason = f"unpacks to more than {limit} bytes or {MEMBERS} members"
                     yield Reject(f"member {member.name}", reason, "unpack it, if it is genuine")
                     break
-                try:
-                    problem = _place(archive, member, folder, links)
-                except _CLASHES:
-                    problem = "its path clashes with that of another member"
-                if problem:
+                if problem := _place(archive, member, folder, links):
                     yield Reject(f"member {member.name}", problem)
     except _DAMAGED as error:
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        full = isinstance(error, OSError) and error.errno in _FULL
         reason = "no room to unpack it" if full else f"damaged archive: {error}"
         hint = "set TMPDIR to a larger disk" if full else "copy it again"
         yield Reject(f"after member {count}", reason, f"{hint}; the members before are kept")
@@ -80,21 +78,31 @@ def _place(
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
         return "its path leads out of the archive: not unpacked"
-    if member.isdir():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    elif member.isfile():
-        content = archive.extractfile(member)
-        if content is None:
-            return "cannot be unpacked"
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
-            shutil.copyfileobj(content, file)
-        os.utime(target, (member.mtime, member.mtime))
-    elif member.issym() or member.islnk():
+    target = folder / name
+    if member.issym() or member.islnk():
         links.append(member)
-    else:
+        return None
+    if not (member.isdir() or member.isfile()):
         return "is a device or a pipe: not unpacked"
+    try:
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            return None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    except _CLASHES:
+        return "its path clashes with that of another member"
+    except ValueError:
+        return "its name cannot be one of a file"
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        return f"cannot be unpacked: {error.strerror}"
+    with file:
+        if content := archive.extractfile(member):
+            shutil.copyfileobj(content, file)
+    with suppress(OverflowError, ValueError, OSError):  # a time that no file can have
+        os.utime(target, (member.mtime, member.mtime))
     return None
 
 
@@ -111,7 +119,7 @@ def _link(links: list[tarfile.TarInfo], folder: Path) -> Iterator[tarfile.TarInf
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(target)
             made[place] = member
-        except OSError:
+        except (OSError, ValueError):
             yield member
     # Links may lead through one another: look when all are there, until none leads outside.
     while outside := [p for p in made if not _inside(p, root)]:
