@@ -17,10 +17,11 @@ from xtune.collectors._stamps import STAMP
 _MARK = re.compile(r" NCCL (?:INFO|WARN|CALL) ")
 #: What :data:`_MARK` finds.
 MARKS = (b" NCCL INFO ", b" NCCL WARN ", b" NCCL CALL ")
-# What stands before the mark; a WARN has its place in the source, too.
+# What stands before the mark; a WARN has its place in the source, too, and a message of early
+# versions of RCCL microseconds since the epoch.
 _PREFIX = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.\-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"
-    r"(?: \[-?\d+\])?(?: [\w./\-]+:\d+(?: \([^)]*\))?)?$"
+    r"(?: \[-?\d+\])?(?: (?P<us>\d{16}))?(?: [\w./\-]+:\d+(?: \([^)]*\))?)?$"
 )
 _MAX_PREFIX = 512
 _POINTER = r"(?:0x[0-9a-f]+|\(nil\))"
@@ -72,6 +73,7 @@ class Message:
         before: What stands before it in the line (stamps of launcher and logger).
         body: The text after ``NCCL INFO``.
         cut: Another message follows at once in the same line, so this one may be cut.
+        at: Nanoseconds since the epoch, where NCCL itself printed them.
     """
 
     process: Process | None
@@ -79,6 +81,7 @@ class Message:
     before: str
     body: str
     cut: bool
+    at: int | None = None
 
 
 def split_messages(line: str, processes: Collection[Process] | None) -> tuple[str, list[Message]]:
@@ -116,7 +119,8 @@ def split_messages(line: str, processes: Collection[Process] | None) -> tuple[st
                 messages[-1] = Message(
                     last.process, last.tid, last.before, last.body + taken, True
                 )
-        messages.append(Message(process, tid, head if index == 0 else "", body, cut))
+        at = int(prefix["us"]) * 1000 if prefix["us"] else None
+        messages.append(Message(process, tid, head if index == 0 else "", body, cut, at))
     return head, messages
 
 

@@ -149,8 +149,8 @@ class NcclLog:
             yield Note("communicators in Init lines, without operations", len(self.comms.names))
         if self._nameless:
             yield Note(
-                "operations whose communicator has no Init line (NCCL_DEBUG_SUBSYS=INIT):"
-                " comm is null, extra has its pointer",
+                "operations whose communicator has no Init line with a commId"
+                " (NCCL_DEBUG_SUBSYS=INIT, new enough): comm is null, extra has its pointer",
                 self._nameless,
             )
 
@@ -224,7 +224,7 @@ class NcclLog:
         row = _nccl_call.row(
             call,
             user,
-            enqueue_ts=self.stamps.last(message.before),
+            enqueue_ts=self.stamps.last(message.before) if message.at is None else message.at,
             seq=self.comms.number(self.comms.of(process, pointer, ranks))
             if call.numbered
             else None,

@@ -99,6 +99,16 @@ def test_pointer_used_again_after_destroy_is_another_communicator(tmp_path: Path
     ]  # fmt: skip
 
 
+def test_microseconds_that_early_rccl_prints(tmp_path: Path) -> None:
+    lines = [info("node-3", 7, coll()).replace(" NCCL INFO", f" {at} NCCL INFO", 1)
+             for at in (1_558_545_003_174_220, 1_558_545_003_174_999)]  # fmt: skip
+    read = read_lines(tmp_path, *lines)
+    assert [some(r, "host", "enqueue_ts") for r in read.rows] == [
+        ("node-3", 1_558_545_003_174_220_000), ("node-3", 1_558_545_003_174_999_000),
+    ]  # fmt: skip
+    assert not read.rejects and read.rows[0]["extra"]["pid"] == "7"
+
+
 def test_without_init_the_communicator_is_null_and_a_candidate_is_named(tmp_path: Path) -> None:
     read = read_lines(tmp_path, info("h", 1, coll()), info("h", 2, coll(comm="0xbb")))
     assert [r["comm"] for r in read.rows] == [None, None]
