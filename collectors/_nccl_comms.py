@@ -24,9 +24,9 @@ _SPLIT = re.compile(
     r"parent (0x[0-9a-f]+) (?:split|child)Count (-?\d{1,10}) color (-?\d{1,10}) key"
 )
 _WORD = 0xFFFFFFFFFFFFFFFF
-
-
 _LOST = -1
+
+_Key = tuple[Process | None, str]
 
 
 @dataclass(slots=True)
@@ -123,6 +123,44 @@ class Survey:
         }
 
 
+class _Numbered:
+    """Slots of communicators that no operation was lost of, by process and by pointer.
+
+    Each leaves once, so that many lost operations among many communicators take no time.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[_Key, int] = {}
+        self._by_process: dict[Process | None, dict[_Key, None]] = {}
+        self._by_pointer: dict[str, dict[_Key, None]] = {}
+
+    def add(self, key: _Key, slot: int) -> None:
+        self._slots[key] = slot
+        self._by_process.setdefault(key[0], {})[key] = None
+        self._by_pointer.setdefault(key[1], {})[key] = None
+
+    def pop(self, key: _Key) -> int | None:
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            _drop(self._by_process, key[0], key)
+            _drop(self._by_pointer, key[1], key)
+        return slot
+
+    def like(self, process: Process | None, pointer: str | None) -> list[_Key]:
+        """Keys of this process and pointer; null stands for any."""
+        if process is None:
+            among = self._slots if pointer is None else self._by_pointer.get(pointer, {})
+            return list(among)
+        return list(self._by_process.get(process, {})) if pointer is None else [(process, pointer)]
+
+
+def _drop(groups: dict[Any, dict[_Key, None]], name: Any, key: _Key) -> None:
+    group = groups[name]
+    del group[key]
+    if not group:
+        del groups[name]
+
+
 class Comms:
     """Second pass: the communicators that are alive at a point of the log.
 
@@ -134,12 +172,13 @@ class Comms:
     """
 
     def __init__(self) -> None:
-        self._alive: dict[tuple[Process | None, str], Comm] = {}
+        self._alive: dict[_Key, Comm] = {}
+        self._numbered = _Numbered()
         self._slots = 0
         self._free: list[int] = []
         self.counters: Any = np.zeros(64, np.int64)
         self.names: set[str] = set()
-        self.changed: set[tuple[Process | None, str]] = set()
+        self.changed: set[_Key] = set()
 
     def see(self, message: Message) -> None:
         """Take note of Init, Destroy and Abort lines."""
@@ -200,13 +239,12 @@ class Comms:
 
         What is null is not known either, and stands for any.
         """
-        for (owner, name), comm in self._alive.items():
-            if process in (None, owner) and pointer in (None, name):
-                self.counters[comm.slot] = _LOST
+        for key in self._numbered.like(process, pointer):
+            slot = self._numbered.pop(key)
+            if slot is not None:
+                self.counters[slot] = _LOST
 
-    def _start(
-        self, key: tuple[Process | None, str], ranks: int, rank: int | None, name: str | None
-    ) -> Comm:
+    def _start(self, key: _Key, ranks: int, rank: int | None, name: str | None) -> Comm:
         self._end(key)
         if self._free:
             slot = self._free.pop()
@@ -217,10 +255,12 @@ class Comms:
         self.counters[slot] = 0
         comm = Comm(slot, ranks, rank, name)
         self._alive[key] = comm
+        self._numbered.add(key, slot)
         return comm
 
-    def _end(self, key: tuple[Process | None, str]) -> None:
+    def _end(self, key: _Key) -> None:
         comm = self._alive.pop(key, None)
+        self._numbered.pop(key)
         if comm is not None:
             self._free.append(comm.slot)
         self.changed.add(key)
