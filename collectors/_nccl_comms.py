@@ -50,7 +50,7 @@ class Survey:
     """First pass over a log: who writes, and which pointers each process and thread uses."""
 
     def __init__(self) -> None:
-        self.processes: set[Process] = set()
+        self.processes: dict[int, set[Process]] = {}  # by process id
         self._threads: set[tuple[Process, int, str, int]] = set()
         self._uses: dict[tuple[str, int], Counter[Process]] = {}
         self._named: set[tuple[Process, str]] = set()
@@ -58,10 +58,14 @@ class Survey:
     def see(self, message: Message) -> None:
         """Note the writer of a clean message, and the communicator that an Init line names."""
         if message.process is not None:
-            self.processes.add(message.process)
+            self.meet(message.process)
             found = _COMM.search(message.body)
             if found and _EVENT.search(message.body):
                 self._named.add((message.process, found[1]))
+
+    def meet(self, process: Process) -> None:
+        """Note that a process writes here."""
+        self.processes.setdefault(process.pid, set()).add(process)
 
     def see_use(
         self, process: Process, tid: int, pointer: str, ranks: int, times: int = 1

@@ -109,7 +109,8 @@ class FastLog:
             if thread is not None:
                 survey.see_use(*thread, pointer, ranks, int(counts[use]))
                 self.plain = True
-        survey.processes |= {thread[0] for thread in self._threads.values() if thread}
+        for thread in filter(None, self._threads.values()):
+            survey.meet(thread[0])
 
     def _odd(self, items: Any) -> Any:
         """Which items have to be read by their text."""

@@ -9,7 +9,7 @@ rank's message where ranks share a pipe.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from xtune.collectors._stamps import STAMP
@@ -84,12 +84,15 @@ class Message:
     at: int | None = None
 
 
-def split_messages(line: str, processes: Collection[Process] | None) -> tuple[str, list[Message]]:
+def split_messages(
+    line: str, processes: Mapping[int, Collection[Process]] | None
+) -> tuple[str, list[Message]]:
     """What stands before the first message, and the messages of a physical line in order.
 
     Only at a clean start of a line is it plain where a host's name begins. A prefix that follows
-    other text (``stream 0x55f0node-1:7:7``) is cut to the process it fits in ``processes``; where
-    none or several fit, the message has no process. ``None`` finds clean starts only.
+    other text (``stream 0x55f0node-1:7:7``) is cut to the process it fits in ``processes`` (by
+    process id); where none or several fit, the message has no process. ``None`` finds clean starts
+    only.
     """
     marks = []
     end = 0
@@ -111,7 +114,7 @@ def split_messages(line: str, processes: Collection[Process] | None) -> tuple[st
         if index == 0 and _clean(head):
             process = Process(_label(head), prefix["host"].lower(), pid)
         elif processes is not None:
-            process = _fitting(prefix["host"].lower(), pid, processes)
+            process = _fitting(prefix["host"].lower(), processes.get(pid, ()))
             if process is not None and messages:
                 # The pattern took the end of the message before for a part of the host's name.
                 taken = prefix["host"][: -len(process.host)]
@@ -138,6 +141,6 @@ def _label(head: str) -> str:
     return found[1].strip("[]()") if found else ""
 
 
-def _fitting(token: str, pid: int, processes: Collection[Process]) -> Process | None:
-    fitting = [p for p in processes if p.pid == pid and token.endswith(p.host)]
+def _fitting(token: str, processes: Collection[Process]) -> Process | None:
+    fitting = [p for p in processes if token.endswith(p.host)]
     return fitting[0] if len(fitting) == 1 else None
