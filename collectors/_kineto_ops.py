@@ -28,6 +28,8 @@ from xtune.collectors._values import natural, small, text
 
 # NCCL's and RCCL's own: ncclKernel_AllReduce_*, ncclDevKernel_*, ncclSymkDevKernel_*.
 _KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Symk?)?(?:Dev)?(?:Kernel)?_?([A-Za-z]+)")
+# Up to NCCL 2.9 the algorithm stands before the word: ncclAllReduceRingLLKernel_sum_f32.
+_VARIANT = re.compile(r"(?:Ring|Tree|CollNet)?(?:LL|Simple)?(?:Kernel)?$")
 # Kernels of other libraries that move a collective's data by themselves. DeepEP's notify_dispatch,
 # get_dispatch_layout and the like only prepare one.
 _OTHERS = re.compile(
@@ -185,7 +187,8 @@ def kernel_op(name: str) -> str | None:
         return None
     own = _KERNEL.match(name)
     said = own[1] if own else name
-    return canonical_op(said) or (text(said, 128) or "unknown").rpartition(":")[2]
+    known = canonical_op(said) or canonical_op(_VARIANT.sub("", said))
+    return known or (text(said, 128) or "unknown").rpartition(":")[2]
 
 
 def of_interest(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
