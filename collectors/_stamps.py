@@ -33,6 +33,7 @@ class StampReader:
         self._without_zone = 0
         self._twice = 0
         self._invalid = 0
+        self._unread = 0
         self._bad_zone = False
         if context.tz is not None:
             try:
@@ -78,6 +79,10 @@ class StampReader:
         """Note local times whose zone nobody names."""
         self._without_zone += times
 
+    def unread(self) -> None:
+        """Note a time field that is no time."""
+        self._unread += 1
+
     def _nanoseconds(self, stamp: re.Match[str]) -> int | None:
         year, month, day, hour, minute, second = (int(stamp[i]) for i in range(1, 7))
         nanos = int((stamp[7] or "").ljust(9, "0"))
@@ -111,6 +116,8 @@ class StampReader:
             )
         if self._invalid:
             yield Note("times that no calendar has: null", self._invalid)
+        if self._unread:
+            yield Note("times that are no date and no seconds since 1970: null", self._unread)
 
 
 def _offset(zone: str) -> timezone:

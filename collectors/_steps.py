@@ -175,16 +175,17 @@ def when(value: Any, stamps: StampReader) -> int | None:
     """Nanoseconds since the epoch of a time field: a number of s, ms, us or ns, or a stamp.
 
     The unit follows from the size, which is unmistakable from 2001 to 2286; smaller numbers are
-    seconds since some start, and null.
+    seconds since some start: null, and counted, as is text that is no time.
     """
     if isinstance(value, str) and STAMP.search(value):
         return stamps.last(value)
-    number = real(value)
-    if number is None:
+    if value is None or value == "":
         return None
+    number = real(value) or 0.0
     for scale, low in ((1, 10**18), (10**3, 10**15), (10**6, 10**12), (10**9, 10**9)):
         if low <= number < low * 10:
             return scaled(value if isinstance(value, int) else number, scale)
+    stamps.unread()
     return None
 
 

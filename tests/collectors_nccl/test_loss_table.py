@@ -207,3 +207,12 @@ def test_mapped_field_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert [some(r, "step", "loss") for r in read.rows] == [(1, 2.5), (2, 2.25)]
     (note,) = read.notes
     assert "'gnorm'" in note.text and "grad_norm" in note.text
+
+
+def test_times_that_are_none_are_said(tmp_path: Path) -> None:
+    """Text, and seconds since the start of the run; an empty field says nothing wrong."""
+    data = b"step,loss,time\n1,3.5,2026-03-01T10:00:00Z\n2,3.25,yesterday\n3,3.0,\n4,2.5,12.5\n"
+    read = read_bytes(COLLECTOR, data, tmp_path)
+    assert [r["ts"] is None for r in read.rows] == [False, True, True, True]
+    (note,) = read.notes
+    assert note.text.startswith("times that are no date") and note.count == 2
