@@ -284,6 +284,20 @@ def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
         follower_of(lake, "-")
 
 
+def test_a_fifo_and_a_loop_of_links_hold_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    os.mkfifo(folder / "fifo")
+    (folder / "loop").symlink_to(".")
+    (folder / "a.jsonl").write_bytes(decision(0))
+    lake = Lake.open(tmp_path / "lake", create=True)
+    follower = follower_of(lake, folder)
+    follower.poll()
+    follower.finish()
+    states = {Path(file.path).name: file.state for file in follower.summary().files}
+    assert states == {"a.jsonl": "read", "fifo": "rejected"}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_of_events_gives_the_same_lake(seed: int, tmp_path: Path) -> None:
     """Growth in pieces of any size, restarts, new files, a plain collect between."""

@@ -231,10 +231,10 @@ class Follower:
 
     def _begin_tail(self, found: Found) -> bool:
         """Follow a file line by line if that is what it is."""
-        if len(self._tails) >= self._most_tails:
-            return False
+        if len(self._tails) >= self._most_tails or not found.path.is_file():
+            return False  # a FIFO would hold us
         try:
-            head = _content.read_head(found.path) if found.path.is_file() else b""
+            head = _content.read_head(found.path)
             with found.path.open("rb") as stream:
                 if not head or stream.read(len(head)) != head:  # empty, or compressed
                     return False
