@@ -81,10 +81,11 @@ class TraceScan:
             found = _EVENTS.search(window.data, window.at)
             if found:
                 window.at = found.end()
-                self.head = self.head[:_MAX_AROUND] + window.data[: window.at]
+                self.head += window.data[: window.at]
                 return True
             passed = max(window.at, len(window.data) - 64)
-            self.head = self.head[:_MAX_AROUND] + window.data[:passed]
+            if len(self.head) < _MAX_AROUND:
+                self.head += window.data[:passed]
             window.at = passed
             if not window.more():
                 return False
@@ -142,14 +143,15 @@ class TraceScan:
 
     def _rest(self, window: _Window) -> None:
         """Read on to the end: a new trace has its time base after the events."""
-        self.tail = window.data[window.at :]
+        tail = bytearray(window.data[window.at :])
         while True:
             window.at = len(window.data)
             if not window.more():
                 break
-            self.tail += window.data
-            if len(self.tail) > 2 * _MAX_AROUND:
-                self.tail = self.tail[:_MAX_AROUND] + self.tail[-_MAX_AROUND // 4 :]
+            tail += window.data
+            if len(tail) > 2 * _MAX_AROUND:
+                del tail[_MAX_AROUND : -_MAX_AROUND // 4]
+        self.tail = bytes(tail)
 
 
 class _Window:
