@@ -29,6 +29,7 @@ _SPLITS = {
 _NOISE = frozenset({"lm", "batch", "global", "avg", "average", "mean"})
 _MEANING: dict[frozenset[str], tuple[str, float]] = {
     frozenset({"loss"}): ("loss", 1.0),
+    frozenset({"loss", "step"}): ("loss", 1.0),  # Lightning's, beside its mean over the epoch
     frozenset({"grad", "norm"}): ("grad_norm", 1.0),
     frozenset({"gradnorm"}): ("grad_norm", 1.0),
     frozenset({"gradient", "norm"}): ("grad_norm", 1.0),
@@ -64,7 +65,7 @@ def measure_of(name: str) -> Measure | None:
     splits = {_SPLITS[word] for word in words if word in _SPLITS}
     rest = frozenset(word for word in words if word not in _SPLITS and word not in _NOISE)
     found = _MEANING.get(rest)
-    if found is None or len(splits) > 1:
+    if found is None or len(splits) > 1 or ("validation" in splits and "step" in rest):
         return None
     return Measure(found[0], splits.pop() if splits else "train", found[1])
 

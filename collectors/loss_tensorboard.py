@@ -52,6 +52,7 @@ class LossTensorboard(Collector):
     produce = "torch.utils.tensorboard.SummaryWriter(dir).add_scalar('train/loss', loss, step)"
     gives = "loss, gradient norm and learning rate by step, with the time of writing"
     lacks = "tags whose name says no measure (name them with --map); rank"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the file starts with a record that says it holds events."""

@@ -42,6 +42,7 @@ class LossWandb(Collector):
     produce = "wandb/run-*/run-*.wandb, which wandb.init() writes beside the job (also offline)"
     gives = "every row of the history, with its time and the run's id"
     lacks = "what a run logged without a step; artefacts, media, system metrics"
+    version = 2
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the file has the log's own header."""

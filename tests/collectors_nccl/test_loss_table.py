@@ -30,6 +30,8 @@ NAMES = ("step", "split", "loss", "grad_norm", "learning_rate")
         ("learning_rate", ("learning_rate", "train", 1.0)),
         ("iteration-time", ("step_time_s", "train", 1.0)),
         ("step_time_ms", ("step_time_s", "train", 1e-3)),
+        ("train_loss_step", ("loss", "train", 1.0)),
+        ("val_loss_step", None),  # of one batch
         ("epoch_loss", None),  # counts epochs
         ("loss_scale", None),
         ("aux_loss", None),
