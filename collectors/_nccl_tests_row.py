@@ -45,9 +45,12 @@ class Figure:
 def figure(printed: Any) -> Figure | None:
     """The number that ``printed`` (text or a JSON number) is; null for N/A, nan, inf."""
     if isinstance(printed, (int, float)) and not isinstance(printed, bool):
-        # Numbers of a JSON file have six decimals (printf %lf, std::to_string).
+        # Numbers of a JSON file have six decimals (printf %lf, std::to_string), or were rounded.
         value = real(printed)
-        return Figure(value, 5e-7) if value is not None and math.isfinite(value) else None
+        if value is None or not math.isfinite(value):
+            return None
+        decimals = next((n for n in range(6) if round(value, n) == value), 6)
+        return Figure(value, 0.5 * 10.0**-decimals if decimals else 5e-7)
     if not isinstance(printed, str) or len(printed) > 32:
         return None
     value = real(printed)

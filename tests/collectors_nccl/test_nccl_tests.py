@@ -528,3 +528,14 @@ def test_a_plan_of_operations_is_no_measurement(tmp_path: Path) -> None:
     planned = b"comm_type,msg_size,_elapsed_time,algbw,busbw\nall_reduce,8,None,None,None\n"
     assert COLLECTOR.claim(tmp_path / "plan.csv", planned) == 0.0
     assert COLLECTOR.claim(tmp_path / "plan.csv", planned.replace(b"None", b"9.5")) == 0.9
+
+
+def test_json_whose_numbers_were_rounded(tmp_path: Path) -> None:
+    result = {
+        "name": "AllReduce", "nodes": 1, "ranks": 8, "size": 1 << 20, "type": "float",
+        "redop": "sum", "inPlace": 0, "time": 21.5, "algBw": 48.77, "busBw": 85.35, "wrong": "0",
+    }  # fmt: skip
+    read = of(json.dumps([result]), tmp_path)  # 1.75 times 48.77 is 85.3475
+    assert not read.rejects and len(read.rows) == 1
+    read = of(json.dumps([{**result, "busBw": 85.45}]), tmp_path)
+    assert len(read.rejects) == 1 and not read.rows
