@@ -1,13 +1,15 @@
-"""Ticks of a live run: those that came late are counted, those after its end are none."""
+"""Ticks of a live run: those that came late are counted, memory is not filled."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from xtune.cli import _live
 from xtune.cli._live import LiveRun
 from xtune.cli._live_stop import Status, Stop
 from xtune.collectors import Context, Reject, Rows
@@ -38,16 +40,36 @@ class Slow:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("seconds", "missed"), [(0.55, 2), (0.0, 0)])
-def test_a_tick_after_the_end_is_not_missed(seconds: float, missed: int, tmp_path: Path) -> None:
-    run = LiveRun(
+def run_of(tmp_path: Path, sampler: Slow, **given: float) -> LiveRun:
+    return LiveRun(
         Lake.open(tmp_path / "lake", create=True),
-        Slow(seconds),
+        sampler,
         Context(now_ns=time.time_ns),
         host="h",
         place=tmp_path,
         stop=Stop(),
         status=Status(),
+        **given,
     )
+
+
+def test_a_write_that_hangs_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sampling pauses, says so once, and goes on when the write has ended."""
+    monkeypatch.setattr(_live, "STALLED_S", 0.3)
+    run = run_of(tmp_path, Slow(0.0), flush_s=0.1)
+    hang = threading.Event()
+    flush = run.writer.flush
+    monkeypatch.setattr(run.writer, "flush", lambda items: hang.wait(30) and flush(items))
+    threading.Timer(1.0, hang.set).start()
+    run.run(0.02, 2.0)
+    assert run.samples + run.missed == 100 and run.missed > 5 and run.samples > 20
+    assert capsys.readouterr().err.count("nothing is read now") == 1
+
+
+@pytest.mark.parametrize(("seconds", "missed"), [(0.55, 2), (0.0, 0)])
+def test_a_tick_after_the_end_is_not_missed(seconds: float, missed: int, tmp_path: Path) -> None:
+    run = run_of(tmp_path, Slow(seconds))
     run.run(0.1, 0.3)
     assert (run.samples, run.missed) == (3 - missed, missed)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from xtune.lake import Lake
 
 FLUSH_S = 5.0  # a killed collector loses at most this much
+#: Beyond this a write that does not end (a network file system that hangs) stops the sampling:
+#: what is read waits in memory.
+STALLED_S = 120.0
 FASTEST_S = 0.01
 INTERRUPTED = 130
 
@@ -100,6 +103,7 @@ class LiveRun:
         self._status = status
         self._flush_s = flush_s
         self._said: set[str] = set()
+        self._stalled = False
         self.writer = LiveWriter(
             lake,
             name=f"{host}:{place}, live",
@@ -129,9 +133,12 @@ class LiveRun:
                     continue
                 if self._stop.wait(wait):
                     break
+                tick += 1
+                if self._is_stalled(pending, flushed):
+                    self.missed += 1
+                    continue
                 self._sampler.tick()
                 self.samples += 1
-                tick += 1
                 if time.monotonic() - flushed >= self._flush_s and self._done(pending):
                     pending = pool.submit(self._flush, self._sampler.take())
                     flushed = time.monotonic()
@@ -139,6 +146,14 @@ class LiveRun:
         self.writer.finish(list(self._sampler.take().rows(self._context)))
         self._tell()
         self._status.end()
+
+    def _is_stalled(self, pending: Future[int] | None, flushed: float) -> bool:
+        """Whether the write under way takes so long that no more may be read."""
+        stalled = time.monotonic() - flushed > STALLED_S and not self._done(pending)
+        if stalled and not self._stalled:
+            self._status.note(f"a write has not ended for {STALLED_S:g} s: nothing is read now")
+        self._stalled = stalled
+        return stalled
 
     def _done(self, pending: Future[int] | None) -> bool:
         """Whether the flush under way has ended; an exception in it comes through."""
