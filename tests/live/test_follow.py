@@ -17,9 +17,9 @@ import pytest
 from tests.lake.toy import COLLECTORS, lines
 from xtune.collectors import all_collectors
 from xtune.collectors._base import Context
-from xtune.errors import InputError, UsageError
+from xtune.errors import InputError, LakeError, UsageError
 from xtune.ingest import Follower, collect
-from xtune.lake import Lake, inspect
+from xtune.lake import ConflictError, Lake, Transaction, inspect
 from xtune.tables import TABLES
 
 KNOWN = {**COLLECTORS, "decisions": all_collectors()["decisions"]}
@@ -296,6 +296,24 @@ def test_a_fifo_and_a_loop_of_links_hold_nobody(tmp_path: Path) -> None:
     follower.finish()
     states = {Path(file.path).name: file.state for file in follower.summary().files}
     assert states == {"a.jsonl": "read", "fifo": "rejected"}
+
+
+def test_an_end_that_others_never_let_come_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(decision(0))
+    follower = follower_of(Lake.open(tmp_path / "lake", create=True), path)
+    follower.poll()
+
+    def conflict(*_: Any, **__: Any) -> None:
+        raise ConflictError("another was first")
+
+    with path.open("ab") as file:
+        file.write(decision(1))
+    monkeypatch.setattr(Transaction, "commit", conflict)
+    with pytest.raises(LakeError, match="all the time"):
+        follower.finish()
 
 
 @pytest.mark.parametrize("seed", range(12))

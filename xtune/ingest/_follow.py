@@ -151,6 +151,11 @@ class Follower:
         for _ in range(FINAL_ATTEMPTS):
             if self._poll(last=True):
                 break
+        else:
+            raise LakeError(
+                f"{self._run.lake.root}: others write what is followed here all the time",
+                "run the same command again to read the rest",
+            )
         if self._problem:
             raise LakeError(self._problem, "make room or check permissions, then go on")
         for tail in self._tails.values():
@@ -336,7 +341,7 @@ class Follower:
                 done.append((tail, piece, record, reading))
             transaction.commit()
         for tail, piece, record, reading in done:
-            tail.accept(piece, record, reading)
+            tail.accept(piece, record)
             self._keep(_merged(self._results.get(tail.name), _result(tail.name, record, reading)))
 
     def _due(self, whole: _Whole, last: bool) -> bool:

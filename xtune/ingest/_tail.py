@@ -60,8 +60,6 @@ class Tail:
         inputs: Inputs,
     ) -> None:
         self.path, self.name, self.collector = path, name, collector
-        self.rows: dict[str, int] = {}
-        self.rejects = 0
         self.record: InputRecord | None = None
         self.offset = 0
         self._identify = identify
@@ -176,7 +174,7 @@ class Tail:
 
         return choose
 
-    def accept(self, piece: Piece, record: InputRecord, reading: Reading) -> None:
+    def accept(self, piece: Piece, record: InputRecord) -> None:
         """A piece is in the lake."""
         old = self.record.id if self.record else ""
         kept = {one for one in self._seen if one[0] not in {*self._superseded, old}}
@@ -186,9 +184,6 @@ class Tail:
         self._lines += piece.data.count(b"\n")
         self._hasher, self._first = piece.hasher, piece.first
         self._guard = (self._guard + piece.data)[-GUARD_BYTES:]
-        for table, count in reading.rows.items():
-            self.rows[table] = self.rows.get(table, 0) + count
-        self.rejects += reading.rejects
 
     def place(self, reject: Reject) -> Reject:
         """A reject of a piece, with its place in the whole file."""
