@@ -20,7 +20,7 @@ from xtune.collectors._mapping import Mapped
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._steps import MAPPABLE, Attempts, Plan
 from xtune.collectors._textlines import READ_ERRORS, Line, Lines
-from xtune.collectors._values import MAX_HELD_BYTES, held_bytes
+from xtune.collectors._values import MAX_HELD_BYTES, held_bytes, natural
 
 _MAX_DOCUMENT = 1 << 28
 
@@ -191,10 +191,18 @@ def _trainer_state(history: list[Any], table: _Table) -> Iterator[Item]:
 
 
 def _golden_values(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Megatron-LM's golden values: one object a measure, its values by step."""
+    """Megatron-LM's golden values: one object a measure, its values by step.
+
+    Until 2024 they were a list, from ``start_step`` on at each ``step_interval``, from 0.
+    """
     by_step: dict[str, dict[str, Any]] = {}
     for name, series in document.items():
         values = series.get("values") if isinstance(series, dict) else None
+        if isinstance(values, list):
+            start, every = natural(series.get("start_step")), natural(series.get("step_interval"))
+            if start is None or not every:
+                continue
+            values = {str(start + i * every): value for i, value in enumerate(values)}
         if isinstance(values, dict):
             for step, value in values.items():
                 by_step.setdefault(step, {"step": step})[name] = value

@@ -133,6 +133,16 @@ def test_trainer_state(tmp_path: Path) -> None:
         assert [r.offset for r in read.rejects] == ["log_history[5]"]
 
 
+def test_golden_values_in_a_list(tmp_path: Path) -> None:
+    series = {"start_step": 0, "end_step": 15, "step_interval": 5, "values": [10.5, 9.5, 8.5]}
+    zeros = {"start_step": 0, "end_step": 15, "step_interval": 0, "values": [1.0]}
+    document = {"lm loss": series, "num-zeros": zeros, "iteration_timing_avg": 0.06}
+    read = read_bytes(COLLECTOR, json.dumps(document).encode(), tmp_path)
+    assert [some(r, "step", "split", "loss") for r in read.rows] == [
+        (0, "train", 10.5), (5, "train", 9.5), (10, "train", 8.5),
+    ]  # fmt: skip
+
+
 def test_golden_values(tmp_path: Path) -> None:
     series = {"start_step": 1, "end_step": 2, "step_interval": 1}
     data = json.dumps(
