@@ -30,14 +30,16 @@ class LossLines:
     Args:
         context: What the user says.
         bare: Whether a line of two bare numbers is a step and its loss.
+        losses: Whether only lines with a loss count: another's lines say the rest of each step.
     """
 
-    def __init__(self, context: Context, *, bare: bool) -> None:
+    def __init__(self, context: Context, *, bare: bool, losses: bool = False) -> None:
         self._context = context
         self._rows = RowBuffer("steps", context)
         self._stamps = StampReader(context)
         self._attempts = Attempts()
         self._bare = bare
+        self._losses = losses
         self._open: dict[str, dict[str, Any]] = {}
         self._by_rank: OrderedDict[tuple[int, str], str | None] = OrderedDict()
         self._unstepped: list[dict[str, Any]] = []
@@ -87,6 +89,8 @@ class LossLines:
     def _say(self, said: Said) -> None:
         if said.closing:
             self._closing += 1
+            return
+        if self._losses and said.skipped_in_all is not None:
             return
         label = _RANK.search(said.before)
         rank = (label[1] or label[2]) if label else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xtune.collectors._base import Context, Item, Reject, RowBuffer
+from xtune.collectors._loss_pairs import step_line
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._steps import Attempts, lasting
 from xtune.collectors._textlines import Line
@@ -61,10 +62,13 @@ class MegatronLog:
         self._attempts = Attempts()
         self._open: _Open | None = None
         self._last: _Last | None = None
+        self._stepped: tuple[int | None, int | None] = (None, None)
         self.found = False
 
     def line(self, line: Line) -> Iterator[Item]:
         """Read one physical line."""
+        if b"skipped=" in line.data and (said := step_line(line.text)) is not None:
+            self._stepped = said.step, self._stamps.last(said.before)
         if self._open is None and b"iteration" not in line.data:
             return
         text = line.text
@@ -135,8 +139,12 @@ class MegatronLog:
         per_step = None
         if last and steps and tokens is not None and last.tokens is not None:
             per_step = natural((tokens - last.tokens) / steps)
+        row = self._row(record.before, iteration, "train")
+        if row["ts"] is None and self._stepped[0] == iteration:
+            # DeepSpeed's engine has just said the same step, with the time.
+            row["ts"] = self._stepped[1]
         return {
-            **self._row(record.before, iteration, "train"),
+            **row,
             "loss": next((values[name] for name in _LOSS if name in values), None),
             "grad_norm": values.get("gradnorm"),
             "learning_rate": values.get("learningrate"),

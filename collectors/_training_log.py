@@ -64,7 +64,7 @@ def read_log(source: Source, context: Context, claimed: Kind) -> Iterator[Item]:
     if Kind.MEGATRON in kinds:
         parts[Kind.MEGATRON] = MegatronLog(context)
     if Kind.LOSS in kinds:
-        parts[Kind.LOSS] = LossLines(context, bare=not named)
+        parts[Kind.LOSS] = LossLines(context, bare=not named, losses=Kind.MEGATRON in kinds)
     others = list(parts.values())
     first = others[0]
     if fast and isinstance(first, NcclLog):

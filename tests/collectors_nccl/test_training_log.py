@@ -32,6 +32,17 @@ def test_mixed_log_gives_the_same_rows_to_each(tmp_path: Path, collector: Collec
     assert tables == {"collectives": 2, "steps": 3}
 
 
+def test_deepspeed_beside_megatron_is_one_row_a_step(tmp_path: Path) -> None:
+    said = "[2026-01-02 03:04:05,5] [INFO] [Rank 0] step={}, skipped=0, lr=[0.5], mom=[[0.9, 0.9]]"
+    text = "\n".join([said.format(7), megatron(7), megatron(8), ""])
+    for collector in (loss_megatron.COLLECTOR, loss_text.COLLECTOR):
+        read = read_bytes(collector, text.encode(), tmp_path, ctx=context(tz="UTC"))
+        assert [some(r, "step", "loss", "learning_rate") for r in read.rows] == [
+            (7, 2.5, 1.5e-4), (8, 2.5, 1.5e-4),
+        ]  # fmt: skip
+        assert [row["ts"] for row in read.rows] == [1767323045_500_000_000, None]
+
+
 def test_missing_kind_is_said_of_the_one_claimed_only(tmp_path: Path) -> None:
     read = read_bytes(nccl_debug.COLLECTOR, (megatron(1) + "\n").encode(), tmp_path)
     assert [some(r, "step", "loss") for r in read.rows] == [(1, 2.5)]
