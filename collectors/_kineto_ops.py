@@ -39,7 +39,9 @@ _OTHERS = re.compile(
     r"|multimem_(?:one_shot_)?all_reduce)"
 )
 
-_CATEGORIES = frozenset({"cpu_op", "user_annotation", "kernel", "Kernel"})
+# PyTorch before 1.12 had its annotations of collectives among the operators, at first "Operator".
+_HOST = ("cpu_op", "user_annotation", "Operator")
+_CATEGORIES = frozenset({*_HOST, "kernel", "Kernel"})
 _STARTS = frozenset({"nccl:", "gloo:", "c10d:"})
 _LOOKED_AT = 200
 
@@ -99,10 +101,10 @@ def op_of(event: dict[str, Any]) -> Op | None:
     elif category == "kernel" or category == "Kernel":
         moves = isinstance(collective, str) or kernel_op(name[:_LOOKED_AT]) is not None
         kind = KERNEL if moves else None
-    elif category == "user_annotation":
+    elif category in _HOST:
         kind = {"nccl:": ANNOTATION, "gloo:": GLOO}.get(name[:5])
-    elif category == "cpu_op" and name.startswith("c10d::"):
-        kind = DISPATCH
+        if category == "cpu_op" and name.startswith("c10d::"):
+            kind = DISPATCH
     ts = event.get("ts")
     if kind is None or isinstance(ts, bool) or not isinstance(ts, (int, float)) or not ts > 0:
         return None
@@ -119,7 +121,7 @@ def op_of(event: dict[str, Any]) -> Op | None:
         ts,
         duration if good else None,
         _shared(name, 256) or "",
-        natural(arguments.get("External id")),
+        natural(arguments.get("External id", arguments.get("external id"))),
     )
     if isinstance(collective, str):
         _from_collective(made, arguments)
@@ -208,7 +210,7 @@ def _may_matter(category: Any, event: dict[str, Any]) -> bool:
     name = event.get("name")
     if not isinstance(name, str):
         return False
-    if category == "cpu_op" or category == "user_annotation":
+    if category in _HOST:
         return name[:5] in _STARTS
     if kernel_op(name[:_LOOKED_AT]) is not None:
         return True

@@ -222,6 +222,17 @@ def test_kernels_by_name(tmp_path: Path, name: str, op: str | None) -> None:
     assert [r["op"] for r in read_bytes(COLLECTOR, data, tmp_path).rows] == [op] * (op is not None)
 
 
+@pytest.mark.parametrize("category", ["Operator", "cpu_op"])
+def test_annotation_among_the_operators_of_an_old_trace(tmp_path: Path, category: str) -> None:
+    said = {"External id": 4, "Input Dims": [[1024]], "Input type": ["float"]}
+    annotation = x("nccl:all_reduce", category, 100, 20, said)
+    launched = {"device": 0, "external id": 4}
+    kernel_of_it = x("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "Kernel", 200, 50, launched)
+    (row,) = read_bytes(COLLECTOR, encoded(annotation, kernel_of_it), tmp_path).rows
+    assert some(row, "op", "dtype", "message_bytes") == ("all_reduce", "fp32", 4096)
+    assert row["start_ts"] - row["enqueue_ts"] == 100_000
+
+
 def test_generic_kernel_has_its_cpu_ops_name(tmp_path: Path) -> None:
     (row,) = read_bytes(COLLECTOR, encoded(cpu(), {**kernel(), "name": RCCL}), tmp_path).rows
     assert some(row, "op", "seq") == ("all_gather", 41) and row["extra"]["event"] == RCCL
