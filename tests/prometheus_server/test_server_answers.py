@@ -425,6 +425,7 @@ def test_flags_that_say_how_to_read_replace(tmp_path: Path) -> None:
     with serving(answer) as (url, _):
         asked = ("--url", url, *RANGE)
         assert xtune(tmp_path, *asked).returncode == 0
+        assert xtune(tmp_path, *asked).stdout == "0 inputs: the lake has all of it already\n"
         assert xtune(tmp_path, *asked, "--map", "data_unit_bytes=4").returncode == 0
         rows = Lake.open(tmp_path / "lake").read("link_counters")
         assert rows.num_rows == 601

@@ -113,7 +113,7 @@ def run(
                 dry_run=dry_run,
                 debug=debug,
             )
-        _tell(summary, json)
+        _tell(summary, json, "the lake has all of it already")
         if failure is not None:
             raise failure
         raise typer.Exit(summary.exit_code)
@@ -186,11 +186,14 @@ def _hosts(path: Path | None) -> HostMap | None:
     return None if path is None else HostMap.load(path)
 
 
-def _tell(summary: IngestSummary, json: bool) -> None:
+def _tell(
+    summary: IngestSummary, json: bool, none: str = "there is no file below the paths"
+) -> None:
+    """Show what was read; ``none`` says why it may be nothing."""
     if json:
         emit_json(summary.to_json())
     else:
-        _show(summary)
+        _show(summary, none)
 
 
 def _context(
@@ -246,11 +249,11 @@ def _list(json: bool) -> None:
     table("", columns, rows, text=True)
 
 
-def _show(summary: IngestSummary) -> None:
+def _show(summary: IngestSummary, none: str) -> None:
     states = {state: n for state, n in summary.states.items() if n}
     verb = "would be read" if summary.dry_run else "read"
     counted = ", ".join(f"{n} {state}" for state, n in states.items())
-    say(f"{len(summary.files)} inputs: {counted or 'there is no file below the paths'}")
+    say(f"{len(summary.files)} inputs: {counted or none}")
     if summary.rows:
         table(f"rows {verb}", ("table", "rows"), summary.rows.items())
     notes: dict[str, int] = dict(summary.notes)
