@@ -6,13 +6,14 @@ import gzip
 import os
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lake.toy import COLLECTORS, HEAD, Lines, context, lines
-from xtune.collectors._base import Collector
+from xtune.collectors._base import Collector, Context, Item, Reject, Source
 from xtune.ingest import FileResult, HostMap, collect
 from xtune.lake import Lake
 
@@ -121,6 +122,23 @@ def test_kind_replaces(lake: Lake, file: Path) -> None:
     assert run(lake, file, kind="lines").state == "unchanged"  # the same collector either way
     assert run(lake, file, kind="named").state == "replaced"
     assert steps(lake) == [1, 2, 3]
+
+
+def test_a_wrong_kind_takes_nothing_away(lake: Lake, file: Path) -> None:
+    class Refuses(Lines):
+        name = "refuses"
+
+        def read(self, source: Source, context: Context) -> Iterator[Item]:
+            yield Reject("file", "not mine")
+
+    collectors: dict[str, Collector] = {**COLLECTORS, "refuses": Refuses()}
+    run(lake, file)
+    assert run(lake, file, kind="refuses", collectors=collectors).state == "rejected"
+    assert steps(lake) == [1, 2, 3]
+    assert run(lake, file).state == "unchanged"
+    assert run(lake, file, kind="named").state == "replaced"
+    assert steps(lake) == [1, 2, 3]
+    assert lake.read("rejected").num_rows == 0
 
 
 def test_host_map_replaces(lake: Lake, tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ class Claims:
                 )
             self._forced = collectors[kind]
 
+    @property
+    def forced(self) -> bool:
+        """Whether the user named the kind."""
+        return self._forced is not None
+
     def folder(self, path: Path) -> bool:
         """Whether a collector reads this folder whole."""
         among = [self._forced] if self._forced else self._collectors.values()

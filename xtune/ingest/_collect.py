@@ -330,6 +330,8 @@ class Run:
         def supersedes(inputs: Inputs) -> frozenset[str]:
             nonlocal replaced
             replaced = identity.supersedes(inputs)
+            if self.claims.forced and state == "rejected":  # the wrong --kind, most likely
+                replaced = frozenset(id for id in replaced if inputs[id].state != "read")
             return replaced
 
         transaction.record(record, supersedes)
