@@ -19,6 +19,7 @@ _CTIME = re.compile(
     r" (?:([A-Z]{1,5}|[+-]\d{2}(?:\d{2})?) )?(\d{4})",
     re.ASCII,
 )
+_UTC = ("UTC", "GMT", "Z")
 _FRAME = " \t#=*-[]"
 _LONGEST = 48
 
@@ -52,13 +53,21 @@ class TimeLines:
         if ctime is None:
             return False, None
         local = self._zone(ctime[2])
-        if local is None:
+        time = parse_ctime(f"{ctime[1]} {ctime[3]}", local)
+        if local is None or not self._agrees(ctime[2], time):
             self.stamps.unplaced(1)
-        return True, parse_ctime(f"{ctime[1]} {ctime[3]}", local)
+            return True, None
+        return True, time
+
+    def _agrees(self, printed: str | None, time_ns: int | None) -> bool:
+        """Whether the user's zone is called, at that time, as ``date`` printed it."""
+        if printed is None or printed[0] in "+-" or printed in _UTC or time_ns is None:
+            return True
+        return datetime.fromtimestamp(time_ns // 10**9, self._local).tzname() == printed
 
     def _zone(self, printed: str | None) -> tzinfo | None:
         """The zone that ``date`` printed; a name such as CST, which many have, is the user's."""
-        if printed in ("UTC", "GMT", "Z"):
+        if printed in _UTC:
             return UTC
         if printed is None or printed[0] not in "+-":
             return self._local

@@ -31,6 +31,9 @@ HOUR = 3600 * 10**9
         # Zones without letters, such as Sao Paulo's: the offset counts, whatever the user says.
         ("Wed Aug  6 13:11:23 -03 2025", None, AT),
         ("Wed Aug  6 21:41:23 +0530 2025", "UTC", AT),
+        # A name that the user's zone does not have then, contradicts it.
+        ("Wed Aug  6 18:11:23 CEST 2025", "UTC", None),
+        ("Wed Aug  6 18:11:23 CST 2025", "Asia/Shanghai", AT - 6 * HOUR),
         # No zone, no time; and what no calendar or clock has.
         ("Wed Aug  6 18:11:23 CEST 2025", None, None),
         ("Wed Aug  6 18:11:23 2025", None, None),
