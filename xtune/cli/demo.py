@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +29,6 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Collect, rebuild, calibrate, tune, export and report on the sample telemetry."""
-    from xtune.cli import calibrate, collect, episodes, export, rebuild, report, tune
-
     if not (data / "cluster").is_dir():
         raise InputError(
             f"{data} holds no folder cluster", "run it in the project's folder, or --data DIR"
@@ -43,30 +41,21 @@ def run(
     out.mkdir(parents=True)
     (out / MARK).write_text("made by xtune demo, which deletes and makes it anew\n")
     began = time.monotonic()
-    cluster = str(data / "cluster")
-    steps: list[tuple[str, Callable[[], None]]] = [
-        (
-            f"xtune collect {cluster} --job {JOB} --tz UTC",
-            lambda: _call(collect.run, paths=[cluster], lake=lake, job=JOB, tz="UTC"),
-        ),
-        ("xtune rebuild", lambda: rebuild.run(lake=lake)),
-        ("xtune episodes --top 10", lambda: episodes.run(lake=lake, top=10)),
-        ("xtune calibrate", lambda: calibrate.run(lake=lake)),
-        (f"xtune tune --study {STUDY}", lambda: tune.run(study=STUDY, lake=lake)),
-        (
-            f"xtune export --study {STUDY}",
-            lambda: export.run(study=STUDY, lake=lake, out=out / "dist"),
-        ),
-        (
-            f"xtune report --study {STUDY}",
-            lambda: report.run(study=STUDY, lake=lake, out=out / "report.html"),
-        ),
-    ]
-    for index, (command, step) in enumerate(steps, 1):
+    steps = (
+        ("collect", str(data / "cluster"), "--job", JOB, "--tz", "UTC"),
+        ("rebuild",),
+        ("episodes", "--top", "10"),
+        ("calibrate",),
+        ("tune", "--study", STUDY),
+        ("export", "--study", STUDY, "--out", str(out / "dist")),
+        ("report", "--study", STUDY, "--out", str(out / "report.html")),
+    )
+    for index, words in enumerate(steps, 1):
         print()
-        say(f"[{index}/{len(steps)}] $ {command}")
+        command = [*words, "--lake", lake]
+        say(f"[{index}/{len(steps)}] $ xtune {shlex.join(command)}")
         sys.stdout.flush()
-        step()
+        _run(command)
     wheel = next((out / "dist").glob("*.whl"))
     print()
     say(f"done in {time.monotonic() - began:.0f} s")
@@ -75,10 +64,9 @@ def run(
     say(f'  lake    {lake}  (xtune query --lake {lake} "{SELECT}")')
 
 
-def _call(command: Callable[..., None], **arguments: object) -> None:
-    """A command that ends with an exit status; anything but 0 stops the demo."""
-    try:
-        command(**arguments)
-    except typer.Exit as done:
-        if done.exit_code:
-            raise
+def _run(command: list[str]) -> None:
+    """One command as typed; an exit status that is not 0 ends the demo with it."""
+    from xtune.cli import app
+
+    if status := app(command, standalone_mode=False):
+        raise typer.Exit(status)
