@@ -78,3 +78,15 @@ def read_bytes(
 def some(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
     """The named columns of a row."""
     return tuple(row[name] for name in names)
+
+
+def read_lines(tmp_path: Path, collector: Collector, *lines: str, **ctx: Any) -> Read:
+    data = "".join(line + "\n" for line in lines).encode()
+    return read_bytes(collector, data, tmp_path, ctx=context(**ctx))
+
+
+def hugging_face(step: int, total: int = 100) -> list[str]:
+    return [
+        f"{{'loss': {step / 4}, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': {step / 50}}}",
+        f" {step}%|█         | {step}/{total} [00:10<01:30,  1.00it/s]",
+    ]
