@@ -168,7 +168,11 @@ class SysfsSampler:
         self._scan_ns = self._watch_ns = self._rate_ns = monotonic_ns()
         most = allow_many()
         self._may_hold = most - min(SPARE_FILES, most // 2)  # more files than are open now
+        # Devices without a GUID, by name, and whether that must be seen twice from now on.
+        self._nameless: dict[str, tuple[int, int]] = {}
+        self._sampling = False
         self._scan()
+        self._sampling = True
 
     @property
     def ports(self) -> int:
@@ -308,16 +312,37 @@ class SysfsSampler:
         names = {folder.name for folder in folders}
         here: set[_Key] = set()
         for folder in folders:
-            for port in describe_ports(folder):
+            device = _identity(folder)
+            ports = list(describe_ports(folder))
+            if device is None or _identity(folder) != device:
+                self._list = []  # it went while it was described: look again at once
+                continue
+            if self._nameless.get(folder.name) != device and self._is_nameless(ports):
+                self._nameless[folder.name] = device  # perhaps it is going: see it twice
+                self._list = []
+                continue
+            keys = {(folder.name, port.number) for port in ports}
+            for port in ports:
                 key = (folder.name, port.number)
-                here.add(key)
                 self._meet(key, folder, self._about(port, names), stamp)
+            if _identity(folder) != device:
+                self._list = []  # what was opened may be another's
+                self._fresh -= keys
+                continue
+            here |= keys
         for key in [key for key in self._ports if key not in here]:
             self._drop(key)
         for link in [link for link, name in self._names.items() if name not in names]:
             if link not in self._away:
                 self._away.add(link)
                 self.messages.append(f"{self._names[link]} is gone: {link}")
+
+    def _is_nameless(self, ports: list[Port]) -> bool:
+        """Whether a device that came while we sample has no GUID and is not known by place."""
+        return self._sampling and any(
+            port.attributes.get("node_guid") is None and _place(port) not in self._known
+            for port in ports
+        )
 
     def _listed(self) -> list[list[str]]:
         return [entries(parent) for parent in self._parents]
@@ -388,7 +413,7 @@ class SysfsSampler:
             names: Devices that are here now.
         """
         about, _ = port_rows(port, False, self.host, "unknown", None)
-        place = (port.pci or f"name {port.device}", port.number)
+        place = _place(port)
         if about["node_guid"] is None and place in self._known:
             about["node_guid"], about["link"] = self._known[place]
         link: str = about["link"]
@@ -401,6 +426,20 @@ class SysfsSampler:
         self._away.discard(link)
         self._names[link] = port.device
         return about
+
+
+def _place(port: Port) -> tuple[str, int]:
+    """Where a port is, whatever its device is called now, if its PCI address is known."""
+    return port.pci or f"name {port.device}", port.number
+
+
+def _identity(device: Path) -> tuple[int, int] | None:
+    """What tells a device's folder from another of its name; None where there is none."""
+    try:
+        status = device.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _folders(device: Path, number: int) -> list[str]:

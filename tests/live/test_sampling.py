@@ -238,12 +238,28 @@ def test_devices_come_and_counters_too(tmp_path: Path) -> None:
     sampler = sampler_of(tmp_path, clock)
     sampler.tick()
     (folder / "ports/1/counters/symbol_error").write_text("3\n")
-    port_tree(tmp_path, "mlx5_1", counters=WIDE)
+    port_tree(tmp_path, "mlx5_1", counters=WIDE, node_guid=GUID)
     clock.later(1_000_000_000)
     sampler.tick()
     rows = taken(sampler).counters
     assert sorted(row["device"] for row in rows) == ["mlx5_0", "mlx5_0", "mlx5_1"]
     assert [row["symbol_error"] for row in rows if row["device"] == "mlx5_0"] == [None, 3]
+    sampler.close()
+
+
+def test_a_new_device_without_a_guid_is_seen_twice_first(tmp_path: Path) -> None:
+    """One that is being removed may have lost its GUID already: no link of another name."""
+    port_tree(tmp_path, "mlx5_0", counters=WIDE, node_guid=GUID)
+    clock = Clock()
+    sampler = sampler_of(tmp_path, clock)
+    going = port_tree(tmp_path, "mlx5_1", counters=WIDE)
+    staying = port_tree(tmp_path, "mlx5_2", counters=WIDE)
+    clock.later(1_000_000_000)
+    sampler.tick()
+    shutil.rmtree(going)
+    clock.later(1_000_000_000)
+    sampler.tick()
+    assert {row["device"] for row in taken(sampler).counters} == {"mlx5_0", staying.name}
     sampler.close()
 
 
