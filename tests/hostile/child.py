@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile.fuzz import AT_NS, peak_bytes
+from tests.hostile.fuzz import AT_NS
+from tests.memory import peak_bytes
 from xtune.collectors import Context, Reject, Rows, Source, all_collectors
 
 

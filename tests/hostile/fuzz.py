@@ -10,7 +10,6 @@ import argparse
 import faulthandler
 import gzip
 import json
-import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from tests.hostile.mutate import damaged
 from tests.hostile.rows import Found, WrongRowError, gather
 from tests.hostile.seed import Seed
 from tests.hostile.seeds import SEEDS
+from tests.memory import peak_bytes
 from xtune.collectors import Collector, Context, Source, all_collectors
 
 READ_LIMIT_S = 2.0
@@ -63,11 +63,6 @@ def watched(limit_s: float = READ_LIMIT_S) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, old)
-
-
-def peak_bytes() -> int:
-    """Peak resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Bench:

@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import resource, sys
+import sys
 from pathlib import Path
 from tests.lake.toy import COLLECTORS, context
+from tests.memory import peak_bytes
 from xtune.ingest import collect
 from xtune.lake import Lake
 
@@ -20,7 +21,7 @@ summary = collect(
     Lake.open(Path(sys.argv[1]), create=True), [sys.argv[2]], context=context(),
     collectors=COLLECTORS,
 )
-print(summary.rows["steps"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(summary.rows["steps"], peak_bytes() >> 20)
 """
 
 
