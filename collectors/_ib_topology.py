@@ -45,7 +45,7 @@ class Fabric:
             itself said before that it leads elsewhere, the first word stays; where the far end
             says it leads elsewhere, both are kept.
         """
-        if src == dst:
+        if (src.guid, src.port) == (dst.guid, dst.port):
             return "this port is said to lead to itself"
         known = self.links.get(src)
         if known is not None and known[3] and known[0] != dst:

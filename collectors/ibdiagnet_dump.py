@@ -137,7 +137,8 @@ class _Reading:
         far = guid(row.get("Neighbor Guid"))
         if up and far:
             name = row.get("Neighbor Description", "").strip('"').strip()
-            self.fabric.description.setdefault(far, name)
+            if name:  # an empty one is none, or the file is cut there
+                self.fabric.description.setdefault(far, name)
             self.loose.append((End(self.node, number), far, row.get("N#", ""), *up))
         return None
 

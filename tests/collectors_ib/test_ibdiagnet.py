@@ -313,3 +313,15 @@ def test_other_dumps_say_why_they_hold_nothing(tmp_path: Path) -> None:
     assert result.tables == {} and "ibdiagnet2.db_csv" in result.rejects[0].hint
     path = tmp_path / "input"
     assert claims(path) == {"ibdiagnet_dump": 0.5}
+
+
+def test_a_neighbour_without_a_description_has_no_name(tmp_path: Path) -> None:
+    text = (
+        "MF0;leaf:MQM9700/U1, Mellanox, Quantum, 0x00000000000000a1, LID 24\n"
+        "  # : IB# : Sta : PhysSta : MTU : LWA : LSA : FEC mode : Retran : Neighbor Guid : N#"
+        " : NLID : Neighbor Description\n"
+        "  1/1/1 : 1 : ACT : LINK UP : 5 : 4x : 100 : RS_FEC : NO-RTR : 0x00000000000000c1 : 1"
+        " : 156 : \n"
+    )
+    rows = run_text("ibdiagnet_dump", tmp_path, text).rows("topology_links")
+    assert "" not in {row[end] for row in rows for end in ("src_name", "dst_name")}
