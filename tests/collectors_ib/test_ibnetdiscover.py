@@ -322,7 +322,8 @@ def test_messages_of_the_tool_between_the_lines_change_nothing(tmp_path: Path) -
 
 
 def test_a_port_is_not_linked_to_itself_whatever_it_is_called(tmp_path: Path) -> None:
-    line = "CA     9  1 0x00000000000000c1 4x NDR - SW     9  1 0x00000000000000c1 ( 'h1' - 'l1' )\n"
+    end = "9  1 0x00000000000000c1"
+    line = f"CA     {end} 4x NDR - SW     {end} ( 'h1' - 'l1' )\n"
     result = run_text("ibnetdiscover", tmp_path, line)
     assert result.rows("topology_links") == []
     assert [r.reason.partition(":")[0] for r in result.rejects] == [
