@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.collectors_nccl.helpers import context, read_bytes, read_path, some
+from tests.hostile.seeds_training import part
 from tests.samples import samples
 from xtune.collectors import loss_tensorboard, loss_wandb
 from xtune.collectors._base import Reject
@@ -251,20 +252,6 @@ def test_records_of_a_gzip_stream() -> None:
 
 
 # --- Weights & Biases ---------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes([value])
-
-
-def part(number: int, value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def history(step: int, **values: Any) -> bytes:
