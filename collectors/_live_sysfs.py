@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,23 +313,21 @@ class SysfsSampler:
         here: set[_Key] = set()
         for folder in folders:
             device = _identity(folder)
-            ports = list(describe_ports(folder))
+            ports = {(folder.name, port.number): port for port in describe_ports(folder)}
             if device is None or _identity(folder) != device:
                 self._list = []  # it went while it was described: look again at once
                 continue
-            if self._nameless.get(folder.name) != device and self._is_nameless(ports):
+            if self._nameless.get(folder.name) != device and self._is_nameless(ports.values()):
                 self._nameless[folder.name] = device  # perhaps it is going: see it twice
                 self._list = []
                 continue
-            keys = {(folder.name, port.number) for port in ports}
-            for port in ports:
-                key = (folder.name, port.number)
+            for key, port in ports.items():
                 self._meet(key, folder, self._about(port, names), stamp)
             if _identity(folder) != device:
                 self._list = []  # what was opened may be another's
-                self._fresh -= keys
+                self._fresh -= ports.keys()
                 continue
-            here |= keys
+            here |= ports.keys()
         for key in [key for key in self._ports if key not in here]:
             self._drop(key)
         for link in [link for link, name in self._names.items() if name not in names]:
@@ -337,7 +335,7 @@ class SysfsSampler:
                 self._away.add(link)
                 self.messages.append(f"{self._names[link]} is gone: {link}")
 
-    def _is_nameless(self, ports: list[Port]) -> bool:
+    def _is_nameless(self, ports: Iterable[Port]) -> bool:
         """Whether a device that came while we sample has no GUID and is not known by place."""
         return self._sampling and any(
             port.attributes.get("node_guid") is None and _place(port) not in self._known
