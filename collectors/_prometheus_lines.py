@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xtune.collectors._base import Reject, Source
+from xtune.collectors._ib_text import clip
 from xtune.collectors._textlines import LINE_LIMIT, READ_ERRORS
 
 _BLOCK_BYTES = 1 << 20
@@ -13,7 +14,8 @@ _BLOCK_BYTES = 1 << 20
 class LineBlocks:
     """Iterates over (number of the first line, lines without their ends).
 
-    ``rejects`` holds what went wrong, once iterated.
+    ``rejects`` holds what went wrong, once iterated. A last line without an end is only given
+    where it is a comment: a sample may be cut inside its value, and the format asks for the end.
     """
 
     def __init__(self, source: Source) -> None:
@@ -46,5 +48,10 @@ class LineBlocks:
         except READ_ERRORS as error:
             hint = "the file is cut or damaged; what came before is kept"
             self.rejects.append(Reject(f"line {number}", f"cannot be read further: {error}", hint))
-        if carry:
+        if carry.startswith(b"#"):
             yield number, [carry]
+        elif carry.strip():
+            text = clip(carry.decode("utf-8", "replace"))
+            self.rejects.append(
+                Reject(f"line {number}", f"line without an end, it may be cut: {text!r}")
+            )

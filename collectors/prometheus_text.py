@@ -82,7 +82,7 @@ class PrometheusText(Collector):
     )
     gives = "port counters and states, GPU samples, means of collectives"
     lacks = "times, unless --time-from says them; one scrape a file"
-    version = 2
+    version = 3
 
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where one of our metrics is in the head, plausible of any exposition."""

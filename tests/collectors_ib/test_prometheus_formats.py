@@ -50,11 +50,23 @@ def test_lines_of_windows_and_odd_white_space(tmp_path: Path) -> None:
 
 
 def test_escapes_in_labels(tmp_path: Path) -> None:
-    text = f'{NAME}{{{PORT},note="a\\\\b\\"c}} 9\\nd",empty=""}} 1\n{NAME}{{{PORT}}} 2'
+    text = f'{NAME}{{{PORT},note="a\\\\b\\"c}} 9\\nd",empty=""}} 1\n{NAME}{{{PORT}}} 2\n'
     result = run_text("prometheus_text", tmp_path, text)
     notes = [r["labels"].get("note") for r in result.counters]
     assert notes == ['a\\b"c} 9\nd', None] and result.rejects == []
     assert [r["link_downed"] for r in result.counters] == [1, 2]
+
+
+def test_a_sample_without_a_line_end_may_be_cut(tmp_path: Path) -> None:
+    """``1`` is what is left of ``1.8e9`` where a scrape was cut."""
+    text = f'{NAME}{{{PORT}}} 7\n{NAME}{{{PORT},x="y"}} 1.'
+    result = run_text("prometheus_text", tmp_path, text)
+    assert [r["link_downed"] for r in result.counters] == [7]
+    (reject,) = result.rejects
+    assert reject.offset == "line 2" and "without an end" in reject.reason
+    assert (
+        run_text("prometheus_text", tmp_path, text[: text.index("\n") + 1] + "# EOF").rejects == []
+    )
 
 
 def test_names_in_quotes_are_others(tmp_path: Path) -> None:
