@@ -1,0 +1,74 @@
+"""Every SQL model: its header, its case file, and audits that do fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pipelines.case_files import FOLDER, Case, check_case, prepare, read_cases, run
+from xtune.errors import XtuneError
+from xtune.pipelines._engine import Session, connect
+from xtune.pipelines._model import Audit, load_model, model_names
+
+MODELS = model_names()
+_CASES = [
+    (path.stem, case)
+    for path in sorted(FOLDER.glob("*.toml"))
+    if not path.stem.startswith("_")
+    for case in read_cases(path)
+]
+
+
+@pytest.mark.parametrize(("name", "case"), _CASES, ids=[f"{n}: {c.name}" for n, c in _CASES])
+def test_case(name: str, case: Case) -> None:
+    check_case(load_model(name), case)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_names_the_relations_it_reads(name: str) -> None:
+    model = load_model(name)
+    with connect(threads=1) as session:
+        read = session.connection.get_table_names(model.sql)
+    assert set(model.inputs) == set(read)
+    assert len(model.inputs) == len(set(model.inputs))
+
+
+def test_a_case_file_belongs_to_a_model() -> None:
+    found = {path.stem for path in FOLDER.glob("*.toml")}
+    assert {name for name in found if not name.startswith("_")} <= set(MODELS)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in _CASES}))
+def test_audits_fail_on_bad_rows(name: str) -> None:
+    """Each audit of a model, on the rows of one of its cases made wrong in that one way."""
+    model = load_model(name)
+    cases = [case for n, case in _CASES if n == name and case.expect and case.expect.rows]
+    for audit in model.audits:
+        for case in cases:
+            with connect(threads=1) as session:
+                prepare(session, model, case)
+                run(session, model)
+                if not _spoil(session, name, audit):
+                    continue
+                with pytest.raises(XtuneError, match=r"rows break ") as raised:
+                    session.audit(model, name)
+                assert str(audit) in str(raised.value)
+            break
+        else:
+            pytest.fail(f"no case of {name} gives rows that {audit} can be tried on")
+
+
+def _spoil(session: Session, name: str, audit: Audit) -> bool:
+    """Make rows break an audit; False where they have no value to spoil."""
+    if audit.kind in ("key", "sorted_key"):
+        session.execute(f"INSERT INTO {name} FROM {name} LIMIT 1")
+        return True
+    column = audit.arguments[0]
+    if audit.kind == "not_null":
+        session.execute(f"UPDATE {name} SET {column} = NULL")
+        return True
+    _, low, high = audit.arguments
+    value = f"{low} - 1" if low != ".." else f"{high} + 1"
+    [(known,)] = session.rows(f"SELECT count({column}) FROM {name}")
+    if known:
+        session.execute(f"UPDATE {name} SET {column} = {value} WHERE {column} IS NOT NULL")
+    return bool(known)
