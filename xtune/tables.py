@@ -7,87 +7,18 @@ ledger's id of the input a row came from), ``labels`` and ``extra``. Unknown is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-
 import pyarrow as pa
 
+from xtune._derived_tables import DERIVED
+from xtune._derived_tables import LINK_RATES as LINK_RATES
+from xtune._table import BOOL, F64, I32, I64, U64
+from xtune._table import SCHEMA_VERSION as SCHEMA_VERSION
+from xtune._table import STR as STR
+from xtune._table import TS as TS
+from xtune._table import Column as Column
+from xtune._table import Table as Table
+from xtune._table import list_of as list_of
 from xtune.counters import COUNTERS as COUNTERS
-
-SCHEMA_VERSION = 1
-
-TS = pa.timestamp("ns", tz="UTC")
-STR = pa.string()
-I32 = pa.int32()
-I64 = pa.int64()
-U64 = pa.uint64()
-F64 = pa.float64()
-BOOL = pa.bool_()
-
-
-def list_of(kind: pa.DataType) -> pa.DataType:
-    """List type whose element field is called ``element``, as Parquet writes it back."""
-    return pa.list_(pa.field("element", kind))
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: Arrow type, unit ("" where none) and meaning in one line."""
-
-    name: str
-    type: pa.DataType
-    unit: str = ""
-    meaning: str = ""
-    nullable: bool = True
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of the lake.
-
-    Attributes:
-        name: ``link_counters``, or ``derived/link_rates`` for a derived table.
-        grain: What one row is.
-        time: The column that gives a row its ``date=`` partition.
-        sort: Columns that compaction sorts by.
-        key: Columns that together identify a row of a derived table (audited after each rebuild).
-    """
-
-    name: str
-    grain: str
-    time: str
-    columns: tuple[Column, ...]
-    sort: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
-    extra_type: pa.DataType = field(default_factory=lambda: pa.map_(STR, STR))
-
-    @property
-    def derived(self) -> bool:
-        """Whether a pipeline, not a collector, fills this table."""
-        return self.name.startswith("derived/")
-
-    @property
-    def bare_name(self) -> str:
-        """The name by which ``xtune query`` knows the table."""
-        return self.name.removeprefix("derived/")
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """Arrow schema; each field carries its unit and meaning as metadata."""
-        columns = self.columns
-        if not self.derived:
-            columns += (
-                Column("source", STR, "", "ledger id of the input this row came from"),
-                Column("labels", pa.map_(STR, STR), "", "labels the source or the user gave"),
-                Column("extra", self.extra_type, "", "what the source says and no column holds"),
-            )
-        fields = [
-            pa.field(c.name, c.type, c.nullable, {"unit": c.unit, "meaning": c.meaning})
-            for c in columns
-        ]
-        metadata = {"xtune.table": self.name, "xtune.schema": str(SCHEMA_VERSION)}
-        return pa.schema(fields, metadata=metadata)
-
 
 PORTS = Table(
     "ports",
@@ -291,174 +222,6 @@ DECISIONS = Table(
     sort=("job", "rank", "step"),
 )
 
-LINK_RATES = Table(
-    "derived/link_rates",
-    "one port, one interval",
-    "ts",
-    (
-        Column("ts", TS, "", "end of the interval", False),
-        Column("interval_s", F64, "s", "length of the interval", False),
-        Column("link", STR, "", "directed port", False),
-        Column("tx_gbps", F64, "1e9 bit/s", "sent"),
-        Column("rx_gbps", F64, "1e9 bit/s", "received"),
-        Column("utilization", F64, "0..1", "sent over the data rate of the port"),
-        Column("wait_fraction", F64, "0..1", "share of time with data that could not be sent"),
-        Column("ecn_rate", F64, "packets/s", "ECN-marked packets and CNPs"),
-        Column("discard_rate", F64, "packets/s", "packets dropped"),
-        Column("retransmit_rate", F64, "events/s", "retransmissions and sequence errors"),
-        Column("error_rate", F64, "errors/s", "symbol and receive errors, retrains"),
-        Column("level", I32, "", "0 clear, 1 rising, 2 congested, 3 severe; null unknown"),
-    ),
-    sort=("link", "ts"),
-    key=("link", "ts"),
-)
-
-LINK_EPISODES = Table(
-    "derived/link_episodes",
-    "one congested stretch of one link within one episode",
-    "start_ts",
-    (
-        Column("link_episode_id", STR, "", "deterministic id", False),
-        Column("episode_id", STR, "", "the episode it belongs to", False),
-        Column("link", STR, "", "directed port", False),
-        Column("start_ts", TS, "", "start of the first congested interval", False),
-        Column("end_ts", TS, "", "end of the last congested interval", False),
-        Column("peak_level", I32, "", "highest level reached"),
-        Column("mean_wait_fraction", F64, "0..1", "time-weighted mean"),
-        Column("peak_utilization", F64, "0..1", "highest utilization"),
-        Column("bytes", I64, "bytes", "sent in the stretch"),
-        Column("role", STR, "", "root, victim or unknown"),
-        Column("cause", STR, "", "cause of the episode"),
-        Column("evidence", STR, "", "JSON object: what the verdict rests on"),
-    ),
-    sort=("link", "start_ts"),
-    key=("link_episode_id", "episode_id"),
-)
-
-EPISODES = Table(
-    "derived/episodes",
-    "link episodes that belong together",
-    "start_ts",
-    (
-        Column("episode_id", STR, "", "deterministic id", False),
-        Column("start_ts", TS, "", "earliest start", False),
-        Column("end_ts", TS, "", "latest end", False),
-        Column("links", list_of(STR), "", "links, sorted"),
-        Column("root_link", STR, "", "the port beyond which nothing waits"),
-        Column(
-            "cause",
-            STR,
-            "",
-            "incast, uplink_collision, sick_link, slow_receiver, overload, unknown",
-        ),
-        Column("evidence", STR, "", "JSON object: what the verdict rests on"),
-        Column("jobs", list_of(STR), "", "jobs whose steps or collectives it overlaps"),
-        Column("collectives", I64, "collectives", "collectives it overlaps"),
-        Column("slowdown", F64, ">= 1", "median slowdown of those collectives"),
-        Column("idle_gpu_hours", F64, "GPU hours", "accelerator time lost to it"),
-        Column("steps_affected", I64, "steps", "training steps it overlaps"),
-    ),
-    sort=("start_ts",),
-    key=("episode_id",),
-)
-
-COLLECTIVE_IMPACT = Table(
-    "derived/collective_impact",
-    "one collective on one rank",
-    "start_ts",
-    (
-        Column("start_ts", TS, "", "start on the reference clock"),
-        Column("job", STR, "", "job"),
-        Column("comm", STR, "", "communicator"),
-        Column("seq", I64, "", "number of the operation in its communicator"),
-        Column("rank", I32, "", "global rank"),
-        Column("comm_rank", I32, "", "rank in the communicator"),
-        Column("op", STR, "", "operation"),
-        Column("message_bytes", I64, "bytes", "size as nccl-tests defines it"),
-        Column("duration_ns", I64, "ns", "as measured"),
-        Column("expected_ns", I64, "ns", "what it takes outside episodes"),
-        Column("slowdown", F64, "", "duration over expectation"),
-        Column("episode_id", STR, "", "the episode it overlaps longest"),
-        Column("exposed_ns", I64, "ns", "time beyond the expectation"),
-    ),
-    sort=("job", "comm", "seq", "comm_rank"),
-    key=("job", "comm", "seq", "comm_rank", "op"),
-)
-
-CONCURRENCY = Table(
-    "derived/concurrency",
-    "one number of concurrent jobs",
-    "ts",
-    (
-        Column("ts", TS, "", "start of the day"),
-        Column("jobs", I64, "jobs", "concurrent jobs", False),
-        Column("seconds", F64, "s", "time observed at that number"),
-        Column("retransmit_rate", F64, "events/s", "mean over links"),
-        Column("discard_rate", F64, "packets/s", "mean over links"),
-        Column("wait_fraction", F64, "0..1", "mean over links"),
-    ),
-    sort=("jobs",),
-    key=("ts", "jobs"),
-)
-
-DESYNC = Table(
-    "derived/desync",
-    "one disagreement of ranks",
-    "ts",
-    (
-        Column("ts", TS, "", "earliest time known of it"),
-        Column("job", STR, "", "job"),
-        Column("comm", STR, "", "communicator"),
-        Column("seq", I64, "", "number of the operation"),
-        Column("kind", STR, "", "order, type, size, missing, empty_dump"),
-        Column("ranks", list_of(I32), "", "ranks that disagree with the majority"),
-        Column("views", STR, "", "JSON object: each view and its ranks"),
-    ),
-    sort=("job", "comm", "seq"),
-)
-
-BURSTS = Table(
-    "derived/bursts",
-    "one communicator or link",
-    "ts",
-    (
-        Column("ts", TS, "", "start of the window"),
-        Column("subject", STR, "", "communicator or link"),
-        Column("kind", STR, "", "communicator or link"),
-        Column("period_s", F64, "s", "time between bursts"),
-        Column("duty", F64, "0..1", "share of the period in which it bursts"),
-    ),
-    sort=("subject", "ts"),
-)
-
-CLOCK_OFFSETS = Table(
-    "derived/clock_offsets",
-    "one host over one stretch",
-    "from_ts",
-    (
-        Column("host", STR, "", "host", False),
-        Column("from_ts", TS, "", "start of validity"),
-        Column("to_ts", TS, "", "end of validity"),
-        Column("offset_ns", I64, "ns", "host clock minus reference clock"),
-        Column("low_ns", I64, "ns", "lower bound"),
-        Column("high_ns", I64, "ns", "upper bound"),
-        Column("source", STR, "", "collectives or counters"),
-    ),
-    sort=("host", "from_ts"),
-)
-
-REORDER_DEPTH = Table(
-    "derived/reorder_depth",
-    "one depth",
-    "ts",
-    (
-        Column("ts", TS, "", "start of the day"),
-        Column("job", STR, "", "job"),
-        Column("depth", I64, "tensors", "how far out of order"),
-        Column("tensors", I64, "tensors", "tensors that arrived at that depth"),
-    ),
-    sort=("job", "depth"),
-)
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -473,15 +236,7 @@ TABLES: dict[str, Table] = {
         LAYER_GRADIENTS,
         GPU_SAMPLES,
         DECISIONS,
-        LINK_RATES,
-        LINK_EPISODES,
-        EPISODES,
-        COLLECTIVE_IMPACT,
-        CONCURRENCY,
-        DESYNC,
-        BURSTS,
-        CLOCK_OFFSETS,
-        REORDER_DEPTH,
+        *DERIVED,
     )
 }
 RAW_TABLES = tuple(name for name, table in TABLES.items() if not table.derived)

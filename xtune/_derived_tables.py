@@ -1,0 +1,207 @@
+"""Derived tables: what ``xtune rebuild`` fills. Their contract is in :mod:`xtune.tables`."""
+
+from __future__ import annotations
+
+from xtune._table import F64, I32, I64, STR, TS, Column, Table, list_of
+
+LINK_RATES = Table(
+    "derived/link_rates",
+    "one port, one interval",
+    "ts",
+    (
+        Column("ts", TS, "", "end of the interval", False),
+        Column("interval_s", F64, "s", "length of the interval", False),
+        Column("link", STR, "", "directed port", False),
+        Column("tx_gbps", F64, "1e9 bit/s", "sent"),
+        Column("rx_gbps", F64, "1e9 bit/s", "received"),
+        Column("utilization", F64, "0..1", "sent over the data rate of the port"),
+        Column("wait_fraction", F64, "0..1", "share of time with data that could not be sent"),
+        Column("ecn_rate", F64, "packets/s", "ECN-marked packets and CNPs"),
+        Column("discard_rate", F64, "packets/s", "packets dropped"),
+        Column("retransmit_rate", F64, "events/s", "retransmissions and sequence errors"),
+        Column("error_rate", F64, "errors/s", "symbol and receive errors, retrains"),
+        Column("level", I32, "", "0 clear, 1 rising, 2 congested, 3 severe; null unknown"),
+    ),
+    sort=("link", "ts"),
+    key=("link", "ts"),
+)
+
+LINK_EPISODES = Table(
+    "derived/link_episodes",
+    "one congested stretch of one link within one episode",
+    "start_ts",
+    (
+        Column("link_episode_id", STR, "", "deterministic id", False),
+        Column("episode_id", STR, "", "the episode it belongs to", False),
+        Column("link", STR, "", "directed port", False),
+        Column("start_ts", TS, "", "start of the first congested interval", False),
+        Column("end_ts", TS, "", "end of the last congested interval", False),
+        Column("peak_level", I32, "", "highest level reached"),
+        Column("mean_wait_fraction", F64, "0..1", "time-weighted mean"),
+        Column("peak_utilization", F64, "0..1", "highest utilization"),
+        Column("bytes", I64, "bytes", "sent in the stretch"),
+        Column("role", STR, "", "root, victim or unknown"),
+        Column("cause", STR, "", "cause of the episode"),
+        Column("evidence", STR, "", "JSON object: what the verdict rests on"),
+    ),
+    sort=("link", "start_ts"),
+    key=("link_episode_id", "episode_id"),
+)
+
+EPISODES = Table(
+    "derived/episodes",
+    "link episodes that belong together",
+    "start_ts",
+    (
+        Column("episode_id", STR, "", "deterministic id", False),
+        Column("start_ts", TS, "", "earliest start", False),
+        Column("end_ts", TS, "", "latest end", False),
+        Column("links", list_of(STR), "", "links, sorted"),
+        Column("root_link", STR, "", "the port beyond which nothing waits"),
+        Column(
+            "cause",
+            STR,
+            "",
+            "incast, uplink_collision, sick_link, slow_receiver, overload, unknown",
+        ),
+        Column("evidence", STR, "", "JSON object: what the verdict rests on"),
+        Column("jobs", list_of(STR), "", "jobs whose steps or collectives it overlaps"),
+        Column("collectives", I64, "collectives", "collectives it overlaps"),
+        Column("slowdown", F64, ">= 1", "median slowdown of those collectives"),
+        Column("idle_gpu_hours", F64, "GPU hours", "accelerator time lost to it"),
+        Column("steps_affected", I64, "steps", "training steps it overlaps"),
+    ),
+    sort=("start_ts",),
+    key=("episode_id",),
+)
+
+COLLECTIVE_IMPACT = Table(
+    "derived/collective_impact",
+    "one collective on one rank",
+    "start_ts",
+    (
+        Column("start_ts", TS, "", "start on the reference clock"),
+        Column("job", STR, "", "job"),
+        Column("comm", STR, "", "communicator"),
+        Column("seq", I64, "", "number of the operation in its communicator"),
+        Column("rank", I32, "", "global rank"),
+        Column("comm_rank", I32, "", "rank in the communicator"),
+        Column("op", STR, "", "operation"),
+        Column("message_bytes", I64, "bytes", "size as nccl-tests defines it"),
+        Column("duration_ns", I64, "ns", "as measured"),
+        Column("expected_ns", I64, "ns", "what it takes outside episodes"),
+        Column("slowdown", F64, "", "duration over expectation"),
+        Column("episode_id", STR, "", "the episode it overlaps longest"),
+        Column("exposed_ns", I64, "ns", "time beyond the expectation"),
+    ),
+    sort=("job", "comm", "seq", "comm_rank"),
+    key=("job", "comm", "seq", "comm_rank", "op"),
+)
+
+CONCURRENCY = Table(
+    "derived/concurrency",
+    "one number of concurrent jobs",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day"),
+        Column("jobs", I64, "jobs", "concurrent jobs", False),
+        Column("seconds", F64, "s", "time observed at that number"),
+        Column("retransmit_rate", F64, "events/s", "mean over links"),
+        Column("discard_rate", F64, "packets/s", "mean over links"),
+        Column("wait_fraction", F64, "0..1", "mean over links"),
+    ),
+    sort=("jobs",),
+    key=("ts", "jobs"),
+)
+
+DESYNC = Table(
+    "derived/desync",
+    "one disagreement of ranks",
+    "ts",
+    (
+        Column("ts", TS, "", "earliest time known of it"),
+        Column("job", STR, "", "job"),
+        Column("comm", STR, "", "communicator"),
+        Column("seq", I64, "", "number of the operation"),
+        Column("kind", STR, "", "order, type, size, missing, empty_dump"),
+        Column("ranks", list_of(I32), "", "ranks that disagree with the majority"),
+        Column("views", STR, "", "JSON object: each view and its ranks"),
+    ),
+    sort=("job", "comm", "seq"),
+)
+
+BURSTS = Table(
+    "derived/bursts",
+    "one communicator or link",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the window"),
+        Column("subject", STR, "", "communicator or link"),
+        Column("kind", STR, "", "communicator or link"),
+        Column("period_s", F64, "s", "time between bursts"),
+        Column("duty", F64, "0..1", "share of the period in which it bursts"),
+    ),
+    sort=("subject", "ts"),
+)
+
+CLOCK_OFFSETS = Table(
+    "derived/clock_offsets",
+    "one host over one stretch",
+    "from_ts",
+    (
+        Column("host", STR, "", "host", False),
+        Column("from_ts", TS, "", "start of validity"),
+        Column("to_ts", TS, "", "end of validity"),
+        Column("offset_ns", I64, "ns", "host clock minus reference clock"),
+        Column("low_ns", I64, "ns", "lower bound"),
+        Column("high_ns", I64, "ns", "upper bound"),
+        Column("source", STR, "", "collectives or counters"),
+    ),
+    sort=("host", "from_ts"),
+)
+
+REORDER_DEPTH = Table(
+    "derived/reorder_depth",
+    "one depth",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day"),
+        Column("job", STR, "", "job"),
+        Column("depth", I64, "tensors", "how far out of order"),
+        Column("tensors", I64, "tensors", "tensors that arrived at that depth"),
+    ),
+    sort=("job", "depth"),
+)
+
+LINK_TOTALS = Table(
+    "derived/link_totals",
+    "one port, as of its last absolute reading",
+    "ts",
+    (
+        Column("ts", TS, "", "when it was read; null where its source gives no time"),
+        Column("link", STR, "", "directed port", False),
+        Column("sent_bytes", I64, "bytes", "sent since the counters were cleared"),
+        Column("received_bytes", I64, "bytes", "received since then"),
+        Column("lost_bytes", I64, "bytes", "what it could have sent while it waited"),
+        Column("lost_to_sent", F64, "", "lost over sent: ranks ports, is no fraction of time"),
+        Column("paused_s", F64, "s", "paused by its neighbour (PFC)"),
+        Column("errors", I64, "errors", "symbol and receive errors, retrains"),
+        Column("discards", I64, "packets", "dropped on sending"),
+    ),
+    sort=("link",),
+    key=("link",),
+)
+
+#: In the order in which they are listed.
+DERIVED = (
+    LINK_RATES,
+    LINK_EPISODES,
+    EPISODES,
+    COLLECTIVE_IMPACT,
+    CONCURRENCY,
+    DESYNC,
+    BURSTS,
+    CLOCK_OFFSETS,
+    REORDER_DEPTH,
+    LINK_TOTALS,
+)
