@@ -143,20 +143,15 @@ def _load(session: Session, given: ChunkInput) -> None:
         f" FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
         f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}",
     )
-    facts = [
-        {
-            "raw_link": raw,
-            "link": port.link,
-            "rate_gbps": port.rate_gbps,
-            "tick": port.tick,
-            "ethernet": port.ethernet,
-        }
-        for raw, port in given.facts.items()
-    ]
-    session.load("port_facts", pa.Table.from_pylist(facts, schema=_FACTS))
+    load_facts(session, given.facts)
     session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
-    if given.carry is not None:
-        session.load("carry", given.carry)
+    load_carry(session, given.carry)
+
+
+def load_carry(session: Session, carry: pa.Table | None) -> None:
+    """Make ``carry``: what came before, or nothing; ``raw`` and its variables are there."""
+    if carry is not None:
+        session.load("carry", carry)
         return
     sample = session.bind("samples_direct").sql
     session.table(
@@ -164,6 +159,21 @@ def _load(session: Session, given: ChunkInput) -> None:
         "SELECT *, NULL::INTEGER AS level, NULL::BIGINT AS known_end_ns"
         f" FROM ({sample}) WHERE false",
     )
+
+
+def load_facts(session: Session, facts: Mapping[str, PortFacts]) -> None:
+    """Make ``port_facts``: what is known of the port behind each raw link."""
+    rows = [
+        {
+            "raw_link": raw,
+            "link": port.link,
+            "rate_gbps": port.rate_gbps,
+            "tick": port.tick,
+            "ethernet": port.ethernet,
+        }
+        for raw, port in facts.items()
+    ]
+    session.load("port_facts", pa.Table.from_pylist(rows, schema=_FACTS))
 
 
 def _samples(session: Session, given: ChunkInput, scratch: Path) -> Path | None:
