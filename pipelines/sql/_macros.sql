@@ -31,6 +31,9 @@ CREATE OR REPLACE MACRO data_gbps(rate, ethernet) AS
         ELSE rate
     END;
 
+-- A counter's value for a reader: null where it is not known.
+CREATE OR REPLACE MACRO counted(value) AS CASE WHEN value >= 0 THEN value END;
+
 -- What a counter rose by; null where that is not known.
 CREATE OR REPLACE MACRO rise(now, before, reset) AS
     CASE WHEN reset OR now < 0 OR before < 0 OR now < before THEN NULL ELSE now - before END;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from tests.pipelines.case_files import FOLDER, Case, check_case, prepare, read_cases, run
@@ -49,9 +52,8 @@ def test_audits_fail_on_bad_rows(name: str) -> None:
                 run(session, model)
                 if not _spoil(session, name, audit):
                     continue
-                with pytest.raises(XtuneError, match=r"rows break ") as raised:
-                    session.audit(model, name)
-                assert str(audit) in str(raised.value)
+                with pytest.raises(XtuneError, match=re.escape(f"rows break {audit}")):
+                    session.audit(replace(model, audits=(audit,)), name)
             break
         else:
             pytest.fail(f"no case of {name} gives rows that {audit} can be tried on")
