@@ -8,10 +8,12 @@ When it lies: ``time_created_ns`` is when the host enqueued the operation; the d
 when a watchdog looked, so neither is a start. ``duration_ms`` is there only with
 ``TORCH_NCCL_ENABLE_TIMING``. Sends and receives have no number in their group: ``seq`` is null.
 
-An **empty dump** (no entries) is evidence: a process that could not answer, or a failed dump. It
-becomes one row whose ``op`` is ``empty_dump`` and whose ``state`` is ``empty``; ``comm``, ``seq``
-and all times are null, so that it joins no operation, and ``extra`` has ``process_groups`` (name
--> ranks) and ``process_group_status`` (id -> last enqueued, started, completed) as JSON.
+An **empty dump** (no entries) is evidence: a process that could not answer, or has nothing under
+way where only active operations are dumped. It becomes one row whose ``op`` is ``empty_dump`` and
+whose ``state`` is ``empty``; ``comm``, ``seq`` and all times are null, so that it joins no
+operation. The first row of every dump has in ``extra`` what the dump says as a whole:
+``process_groups`` (name -> ranks) and ``process_group_status`` (id -> last enqueued, started,
+completed) as JSON.
 
 The rank of a dump is, in this order: the one rank that is in every process group of the dump (a
 process records only groups that it belongs to), what the user says, the digits at the end of a
@@ -77,6 +79,7 @@ _WORDS = (
 _FILE_RANK = re.compile(r"[_\-.](\d{1,7})$")
 _PEERS = re.compile(r"^(\d+)\s*(?:->|<-)\s*(\d+)$")
 _MAX_TENSORS = 4096
+_MAX_WHOLE = 1 << 21
 _MAX_DIMENSIONS = 64
 
 
@@ -85,7 +88,7 @@ class FlightRecorder(Collector):
 
     name = "flight_recorder"
     name_tells = True
-    version = 2
+    version = 3
     title = "PyTorch NCCL Flight Recorder dumps (pickle or JSON)"
     produce = (
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
@@ -186,11 +189,15 @@ class _Dump:
         if not entries:
             rows.add(self._empty_row(rank))
             yield Note("empty Flight Recorder dump: kept as an empty_dump row")
+        first = True
         for index, entry in enumerate(entries):
             row = self._row(entry, rank) if isinstance(entry, dict) else None
             if row is None:
                 yield Reject(f"entry {index}", "an entry without process group or operation")
                 continue
+            if first:
+                row["extra"] |= self._whole()
+                first = False
             rows.add(row)
             if rows.full:
                 yield from rows.flush()
@@ -225,15 +232,15 @@ class _Dump:
             "rank": rank,
             "op": EMPTY_DUMP,
             "state": "empty",
-            "extra": as_extra(
-                {
-                    "version": self._version,
-                    "nccl_version": self._nccl,
-                    "process_groups": json.dumps(self._groups, sort_keys=True)[:65536],
-                    "process_group_status": json.dumps(self._status, sort_keys=True)[:65536],
-                }
-            ),
+            "extra": as_extra({"version": self._version, "nccl_version": self._nccl})
+            | self._whole(),
         }
+
+    def _whole(self) -> dict[str, str]:
+        """What a dump says beside its entries; left out where it is larger than any dump's."""
+        whole = {"process_groups": self._groups, "process_group_status": self._status}
+        shown = {key: json.dumps(value, sort_keys=True) for key, value in whole.items()}
+        return {key: value for key, value in shown.items() if len(value) <= _MAX_WHOLE}
 
     def _row(self, entry: dict[Any, Any], rank: int | None) -> dict[str, Any] | None:
         group, description = _process_group(entry)
@@ -274,6 +281,10 @@ class _Dump:
                     "group_description": description,
                     "record_id": natural(entry.get("record_id")),
                     "op_id": natural(entry.get("op_id")),
+                    "pg_id": natural(entry.get("pg_id")),
+                    "collective_seq": natural(entry.get("collective_seq_id"))
+                    if point_to_point
+                    else None,
                     "p2p_seq": natural(entry.get("p2p_seq_id")) if point_to_point else None,
                     "peer": words[2] or None,
                     "retired": entry.get("retired")

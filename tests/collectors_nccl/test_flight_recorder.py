@@ -212,6 +212,18 @@ def test_empty_dump_is_kept_as_evidence(tmp_path: Path) -> None:
     assert read.note("empty Flight Recorder dump").count == 1
 
 
+def test_groups_and_status_stand_in_the_first_row_of_every_dump(tmp_path: Path) -> None:
+    world = list(range(4096))  # 22 kB as text
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": json.dumps(world)}}
+    given = dump(entries=[entry(), entry()], pg_config=config)
+    read = read_bytes(COLLECTOR, pickle.dumps(given), tmp_path)
+    first, second = (row["extra"] for row in read.rows)
+    assert json.loads(first["process_groups"]) == {"0": world}
+    assert json.loads(first["process_group_status"])["3"]["enqueued"] == 42
+    assert first["pg_id"] == second["pg_id"] == "3"
+    assert not {"process_groups", "process_group_status"} & second.keys()
+
+
 ALL = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
 
 
