@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from xtune.lake import DataFile
 
@@ -75,6 +75,11 @@ def day_start_ns(date: str) -> int:
     """First instant of a date, UTC."""
     day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
     return (day - datetime(1970, 1, 1, tzinfo=UTC)).days * NS_PER_DAY
+
+
+def ns_date(ns: int) -> str:
+    """The date, UTC, of an instant."""
+    return str((datetime(1970, 1, 1) + timedelta(days=ns // NS_PER_DAY)).date())
 
 
 def key_span_ns(key: str) -> tuple[int, int]:

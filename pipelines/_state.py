@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FOLDER = ".rebuild"
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 
 
 def digest(*parts: Any) -> str:
@@ -67,11 +67,25 @@ class RawRecord:
 
 @dataclass(kw_only=True, slots=True)
 class TableRecord:
-    """One derived table or one date of it: digest of its inputs (or content), and its files."""
+    """One derived table, or one day of it.
+
+    Attributes:
+        inputs: Digest of what it was made from.
+        own: Digest of the input files of the day itself, without its reach.
+        sources: Ids of the inputs that the rows it was made from came from.
+        own_sources: Those of the day itself.
+        files: Date -> its file, relative to the lake.
+        contents: Date -> digest of its rows.
+        rows: Rows in all.
+    """
 
     inputs: str
-    files: list[str]
-    rows: int
+    own: str = ""
+    sources: list[str] = field(default_factory=list)
+    own_sources: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
 
 
 @dataclass(kw_only=True)

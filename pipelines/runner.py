@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from xtune.errors import NoDataError
 from xtune.lake import Lake
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._compaction import Compacted, compact
+from xtune.pipelines._days import DayContext, DaysDone, fabric_digests, refresh_days
 from xtune.pipelines._engine import Session, connect, files_relation
 from xtune.pipelines._episodes import Episode, build_episodes, seen_from_receivers
 from xtune.pipelines._impact import run_impact
@@ -21,11 +23,14 @@ from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._refresh import Refreshed, Refresher
 from xtune.pipelines._state import State, TableRecord, digest
 from xtune.pipelines._stretches import read_stretches
+from xtune.pipelines._tables import day_tables
 from xtune.pipelines._topology import Topology
+from xtune.pipelines._write import known_contents, live_files, names_of, publish, write_rows
 from xtune.pipelines.rules import EpisodeRules
-from xtune.tables import TABLES
+from xtune.tables import DERIVED_TABLES, TABLES
 
 _FINAL = ("derived/link_episodes", "derived/episodes", "derived/collective_impact")
+_ALWAYS = ("derived/link_rates", *_FINAL)
 _EVER_NS = 2**63 - 1
 
 
@@ -37,6 +42,7 @@ class RebuildSummary:
         table_rows: Derived table's bare name -> rows it has now.
         computed: Partitions of ``link_rates`` computed.
         reused: Partitions that were up to date.
+        days: Days of other tables that were computed, ``<table> <date>``.
         dropped: Partitions whose inputs are no longer in the ledger.
         compacted: Raw files before and after compaction.
         episodes: Episodes in the lake.
@@ -48,6 +54,7 @@ class RebuildSummary:
     computed: tuple[str, ...]
     reused: int
     dropped: tuple[str, ...]
+    days: tuple[str, ...]
     compacted: Compacted
     episodes: int
     links: int
@@ -71,6 +78,7 @@ class RebuildSummary:
                 "reused": self.reused,
                 "dropped": list(self.dropped),
             },
+            "days": list(self.days),
             "compacted": {
                 "files_before": self.compacted.files_before,
                 "files_after": self.compacted.files_after,
@@ -118,27 +126,57 @@ def rebuild(
     with lake.exclusive("rebuild"):
         state = State.load(lake.root)
         scratch = lake.scratch("derived/link_rates")
-        with connect(threads=threads, memory=memory, scratch=scratch) as session:
-            session.set_variables(rules.to_json())
+        with _connect(rules, threads, memory, scratch) as session:
             report(0, "compaction")
             compacted = compact(lake, session, day_rows)
             inventory = Inventory(lake, session, state)
             code = code_digest(rules)
+            topology = Topology.build(inventory.topology, inventory.identity)
+            context = DayContext(
+                lake=lake,
+                identity=inventory.identity,
+                topology=topology,
+                rules=rules,
+                code=source_digest(),
+                fabric=fabric_digests(inventory, rules),
+                connect=lambda: _connect(rules, threads, memory, scratch),
+            )
+            span = _ns(since, 0), _ns(until, _EVER_NS)
+            tables = day_tables()
+            early = [table for table in tables if table.before_rates]
+            done = refresh_days(early, context, state, lambda text: report(0, text), *span)
             refresher = Refresher(lake, session, state, inventory, code, day_rows)
-            refreshed = refresher.run(_ns(since, 0), _ns(until, _EVER_NS), report)
-            _finish(lake, session, state, inventory, rules, code, report)
+            refreshed = refresher.run(*span, report)
+            _finish(lake, session, state, inventory, topology, rules, code, report)
             state.save()
-        return _summary(lake, state, inventory, refreshed, compacted)
+            last = len(state.chunks) + 2
+            late = [table for table in tables if not table.before_rates]
+            done += refresh_days(late, context, state, lambda text: report(last, text), *span)
+            state.save()
+        return _summary(lake, state, inventory, refreshed, done, compacted)
+
+
+def _connect(
+    rules: EpisodeRules, threads: int | None, memory: str | None, scratch: Path
+) -> Session:
+    """A session with the rules as its variables."""
+    session = connect(threads=threads, memory=memory, scratch=scratch)
+    session.set_variables(rules.to_json())
+    return session
 
 
 def code_digest(rules: EpisodeRules) -> str:
     """What decides the rows beside the inputs: the source of the pipelines, and the rules."""
+    return digest(source_digest(), rules.to_json())
+
+
+def source_digest() -> str:
+    """Digest of the source of the pipelines."""
     folder = resources.files("xtune.pipelines")
     sources = [*folder.iterdir(), *(folder / "sql").iterdir()]
-    texts = {
-        path.name: path.read_text() for path in sources if path.name.endswith((".py", ".sql"))
-    }
-    return digest(texts, rules.to_json())
+    return digest(
+        {path.name: path.read_text() for path in sources if path.name.endswith((".py", ".sql"))}
+    )
 
 
 def _finish(
@@ -146,37 +184,47 @@ def _finish(
     session: Session,
     state: State,
     inventory: Inventory,
+    topology: Topology,
     rules: EpisodeRules,
     code: str,
     report: Callable[[int, str], None],
 ) -> None:
     """Episodes and impact, where anything they rest on changed; one commit."""
     keys = sorted(state.chunks)
-    topology = Topology.build(inventory.topology, inventory.identity)
+    raw = {table: lake.files(table) for table in ("collectives", "steps")}
     inputs = digest(
         code,
         [(state.chunks[k].runs, state.chunks[k].carry) for k in keys],
         inventory.topology,
         sorted(inventory.identity.host_of_guid.items()),
         sorted(inventory.identity.hosts.items()),
-        [[file.path.name for file in lake.files(table)] for table in ("collectives", "steps")],
+        [[file.path.name for file in files] for files in raw.values()],
     )
-    known = state.tables.get("final")
-    live = {_relative(lake, f.path) for table in _FINAL for f in lake.files(table)}
-    if known is not None and known.inputs == inputs and set(known.files) == live:
+    known = {table: state.tables.get(table, TableRecord(inputs="")) for table in _FINAL}
+    live = {table: live_files(lake, table) for table in _FINAL}
+    if all(
+        known[table].inputs == inputs and known[table].files == names_of(lake, live[table])
+        for table in _FINAL
+    ):
         return
     report(len(keys), "episodes")
     episodes = _episodes(session, state, keys, topology, inventory, rules)
     report(len(keys) + 1, "impact")
     run_impact(lake, session, episodes, topology, inventory.identity)
+    written = {}
     with lake.begin() as transaction:
         for table in _FINAL:
-            for file in lake.files(table):
-                transaction.remove(file)
-            _write(lake, session, transaction, table)
-        transaction.commit()
-    files = sorted(_relative(lake, f.path) for table in _FINAL for f in lake.files(table))
-    state.tables["final"] = TableRecord(inputs=inputs, files=files, rows=len(episodes))
+            contents = known_contents(lake, known[table], live[table])
+            written[table] = write_rows(lake, session, table, known=contents)
+        if any([publish(transaction, t, written[t], live[t]) for t in _FINAL]):
+            transaction.commit()
+    for table in _FINAL:
+        state.tables[table] = TableRecord(
+            inputs=inputs,
+            files=names_of(lake, live_files(lake, table)),
+            contents={date: rows.content for date, rows in written[table].items()},
+            rows=sum(rows.rows for rows in written[table].values()),
+        )
 
 
 def _episodes(
@@ -205,28 +253,12 @@ def _episodes(
     return build_episodes(timelines, topology, inventory.identity, rules)
 
 
-def _write(lake: Lake, session: Session, transaction: Any, table: str) -> None:
-    """Write a temporary table of the model's name, one file a date."""
-    contract = TABLES[table]
-    name = contract.bare_name
-    dates = session.rows(
-        f"SELECT DISTINCT strftime({contract.time}::DATE, '%Y-%m-%d') AS date FROM {name}"
-        " ORDER BY date"
-    )
-    for (date,) in dates:
-        path = lake.scratch(table) / f"{date}.parquet.tmp"
-        test = f"strftime({contract.time}::DATE, '%Y-%m-%d') IS NOT DISTINCT FROM '{date}'"
-        if date is None:
-            test = f"{contract.time} IS NULL"
-        session.copy(f"FROM {name} WHERE {test}", path, lake.metadata(table))
-        transaction.adopt(table, path, date=date or "unknown", compacted=True)
-
-
 def _summary(
     lake: Lake,
     state: State,
     inventory: Inventory,
     refreshed: Refreshed,
+    days: DaysDone,
     compacted: Compacted,
 ) -> RebuildSummary:
     notes = list(inventory.identity.notes)
@@ -236,22 +268,23 @@ def _summary(
     if undated:
         notes.append(f"{undated} counter rows have no time and are in no rate (--time-from)")
     members: pa.Table = lake.read("derived/link_episodes", columns=["link"])
-    tables = ("link_rates", "link_episodes", "episodes", "collective_impact")
-    rows = {name: sum(f.rows for f in lake.files(f"derived/{name}")) for name in tables}
+    files = {name: lake.files(name) for name in DERIVED_TABLES}
+    rows = {
+        TABLES[name].bare_name: sum(file.rows for file in found)
+        for name, found in files.items()
+        if found or name in _ALWAYS
+    }
     return RebuildSummary(
         table_rows=rows,
         computed=tuple(refreshed.computed),
         reused=refreshed.reused,
         dropped=tuple(refreshed.dropped),
+        days=tuple(days.computed),
         compacted=compacted,
         episodes=rows["episodes"],
         links=len(members["link"].unique()),
         notes=tuple(notes),
     )
-
-
-def _relative(lake: Lake, path: Any) -> str:
-    return str(path.relative_to(lake.root).as_posix())
 
 
 def _ns(moment: datetime | None, default: int) -> int:
