@@ -1,0 +1,185 @@
+"""How well a rebuild found what was planted.
+
+Links: stretches of one link that overlap are one, in what was found as in the truth; what lies in
+a span of which nothing is known is cut off both. A found stretch is right when it and a true one
+of the same link share more than half of the time that either lasts (so each matches one at most).
+Recall is over the true ones that must be found; a found one that matches no true one, required or
+not, is false.
+
+Roots: for each true episode that must be seen, right when some found episode names one of its
+roots at its time; for each found one, right when its root is that of a true episode at that time.
+The score is the lower of the two shares.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tests.planted.tallies import joined
+from tests.planted.truth import Span, TrueEpisode, TrueStretch, Truth, likeness
+from xtune.lake import Lake
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Scores, and what was missed.
+
+    Attributes:
+        optional: Share of true stretches that need not be found.
+        bound_error: Median of |found - true| bounds, in sampling intervals of the port.
+        split: Found episodes for each true one.
+        gpu_hours_error: Of the sum over episodes, relative.
+        episode_hours_error: Median over episodes that cost anything.
+    """
+
+    recall: float
+    precision: float
+    optional: float
+    root_right: float
+    root_found: float
+    root_true: float
+    cause_right: float
+    split: float
+    bound_error: float
+    bound_error_p90: float
+    gpu_hours_error: float
+    gpu_hours: tuple[float, float]
+    episode_hours_error: float
+    missed: list[TrueStretch] = field(default_factory=list)
+    false: list[tuple[str, float, float]] = field(default_factory=list)
+    wrong: list[tuple[str, Any]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """One line."""
+        return (
+            f"recall {self.recall:.3f} precision {self.precision:.3f} optional"
+            f" {self.optional:.2f} root {self.root_right:.3f} (of true {self.root_true:.3f}, of"
+            f" found {self.root_found:.3f}) cause {self.cause_right:.3f} split {self.split:.2f}"
+            f" bounds {self.bound_error:.2f} p90 {self.bound_error_p90:.2f}"
+            f" hours {self.gpu_hours[0]:.2f} true {self.gpu_hours[1]:.2f}"
+            f" ({self.gpu_hours_error:+.3f}), by episode {self.episode_hours_error:.3f}"
+        )
+
+
+def score(lake: Lake, truth: Truth) -> Score:
+    """Compare the derived tables of a lake with the truth."""
+    members = _rows(lake, "link_episodes", truth.t0_ns)
+    episodes = _rows(lake, "episodes", truth.t0_ns)
+    pairs, missed, false = _match(members, truth)
+    required = [s for s in truth.stretches if s.required]
+    errors = [
+        abs(found - true) / s.interval_s
+        for s, span in pairs
+        for found, true in ((span[0], s.start_s), (span[1], s.end_s))
+        if s.required and not _at_mask(truth, s.link, true)
+    ]
+    found_links = len(pairs) + len(false)
+    by_true, wrong = _roots(episodes, truth)
+    seen = [e for e in truth.episodes if e.required]
+    right = [e for e in seen if by_true[e.number]]
+    causes = [any(row["cause"] == e.cause for row in by_true[e.number]) for e in right]
+    root_true = len(right) / max(1, len(seen))
+    root_found = 1 - len(wrong) / max(1, len(episodes))
+    hours = sum(row["idle_gpu_hours"] or 0.0 for row in episodes)
+    total = sum(e.gpu_hours for e in truth.episodes)
+    costs = [
+        abs(sum(r["idle_gpu_hours"] or 0.0 for r in by_true[e.number]) / e.gpu_hours - 1)
+        for e in right
+        if e.gpu_hours > 0.01
+    ]
+    missing: list[tuple[str, Any]] = [("not found", e) for e in seen if not by_true[e.number]]
+    return Score(
+        recall=sum(s.required for s, _ in pairs) / max(1, len(required)),
+        precision=len(pairs) / max(1, found_links),
+        optional=1 - len(required) / max(1, len(truth.stretches)),
+        root_right=min(root_true, root_found),
+        root_true=root_true,
+        root_found=root_found,
+        cause_right=float(np.mean(causes)) if causes else 1.0,
+        split=sum(len(by_true[e.number]) for e in right) / max(1, len(right)),
+        bound_error=float(np.median(errors)) if errors else 0.0,
+        bound_error_p90=float(np.quantile(errors, 0.9)) if errors else 0.0,
+        gpu_hours_error=(hours - total) / total if total else hours,
+        gpu_hours=(hours, total),
+        episode_hours_error=float(np.median(costs)) if costs else 0.0,
+        missed=missed,
+        false=false,
+        wrong=[*missing, *(("wrong", row) for row in wrong)],
+    )
+
+
+def _rows(lake: Lake, name: str, t0_ns: int) -> list[dict[str, Any]]:
+    """Rows of a derived table; start and end as seconds after the beginning."""
+    data = lake.read(f"derived/{name}")
+    rows: list[dict[str, Any]] = data.drop_columns(["start_ts", "end_ts"]).to_pylist()
+    for column in ("start", "end"):
+        times = data[f"{column}_ts"].cast(pa.int64()).to_pylist()
+        for row, ns in zip(rows, times, strict=True):
+            row[column] = (int(ns) - t0_ns) / 1e9
+    return rows
+
+
+def _cut(spans: list[Span], masks: list[Span]) -> list[Span]:
+    """Spans without what is masked; a rest of no length is nothing."""
+    for low, high in masks:
+        spans = [
+            piece
+            for a, b in spans
+            for piece in ((a, min(b, low)), (max(a, high), b))
+            if piece[1] > piece[0]
+        ]
+    return spans
+
+
+def _at_mask(truth: Truth, link: str, time: float) -> bool:
+    return any(a - 1e-6 <= time <= b + 1e-6 for a, b in truth.masks.get(link, ()))
+
+
+def _match(
+    members: list[dict[str, Any]], truth: Truth
+) -> tuple[list[tuple[TrueStretch, Span]], list[TrueStretch], list[tuple[str, float, float]]]:
+    found: dict[str, list[Span]] = defaultdict(list)
+    for row in members:
+        found[row["link"]].append((row["start"], row["end"]))
+    true: dict[str, list[TrueStretch]] = defaultdict(list)
+    for stretch in truth.stretches:
+        true[stretch.link].append(stretch)
+    pairs: list[tuple[TrueStretch, Span]] = []
+    missed, false = [], []
+    for link in sorted({*found, *true}):
+        spans = _cut(joined(found[link]), truth.masks.get(link, []))
+        matched = set()
+        for stretch in true[link]:
+            best = [s for s in spans if likeness(s, (stretch.start_s, stretch.end_s)) > 0.5]
+            if best:
+                pairs.append((stretch, best[0]))
+                matched.add(best[0])
+            elif stretch.required:
+                missed.append(stretch)
+        false += [(link, *span) for span in spans if span not in matched]
+    return pairs, missed, false
+
+
+def _roots(
+    episodes: list[dict[str, Any]], truth: Truth
+) -> tuple[dict[int, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """True episode -> found ones with a root of it at its time; and those with no such."""
+    by_true: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    wrong = []
+    for row in episodes:
+        homes = [e for e in truth.episodes if row["root_link"] in e.roots and _meets(row, e)]
+        for e in homes:
+            by_true[e.number].append(row)
+        if not homes:
+            wrong.append(row)
+    return by_true, wrong
+
+
+def _meets(row: dict[str, Any], episode: TrueEpisode) -> bool:
+    start, end = row["start"], row["end"]
+    return start < episode.end_s and end > episode.start_s
