@@ -50,6 +50,8 @@ class ChunkInput:
         null_rate: Whether a row lacks its port's rate.
         deltas: Whether a row holds deltas.
         carry: What the chunk before handed on; None for the first.
+        low: First link (one name) of the range that is computed; None for the first of all.
+        high: First link after it; None for no end. ``facts`` and ``carry`` are the range's.
     """
 
     chunk: Chunk
@@ -57,6 +59,8 @@ class ChunkInput:
     null_rate: bool
     deltas: bool
     carry: pa.Table | None
+    low: str | None = None
+    high: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +141,28 @@ def _write_rates(
 def _load(session: Session, given: ChunkInput) -> None:
     """Relations ``raw``, ``port_facts`` and ``carry``."""
     chunk = given.chunk
+    load_facts(session, given.facts)
     session.view(
         "raw",
         "SELECT * EXCLUDE (host, device, port, node_guid, labels, extra)"
         f" FROM {files_relation(file.path for file in chunk.files)} WHERE link IS NOT NULL"
-        f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}",
+        f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}"
+        + _range_test(given),
     )
-    load_facts(session, given.facts)
     session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
     load_carry(session, given.carry)
+
+
+def _range_test(given: ChunkInput) -> str:
+    """Condition of ``raw`` that keeps the links of the range, whatever sources called them."""
+    if given.low is None and given.high is None:
+        return ""
+    if any(raw != port.link for raw, port in given.facts.items()):
+        return " AND link IN (SELECT raw_link FROM port_facts)"
+    return "".join(
+        [f" AND link >= {literal(given.low)}"] * (given.low is not None)
+        + [f" AND link < {literal(given.high)}"] * (given.high is not None)
+    )
 
 
 def load_carry(session: Session, carry: pa.Table | None) -> None:
