@@ -9,18 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from tests.planted.fabric import Fabric
+from tests.planted.feeds import clean_feeds, messy_feeds
 from tests.planted.plan import draw_plan
 from tests.planted.rows import (
     Frame,
     collective_rows,
     counter_rows,
     port_rows,
+    spare_rows,
     step_rows,
     topology_rows,
 )
 from tests.planted.run import History, run
 from tests.planted.tallies import Extra, Tallies
-from tests.planted.truth import Truth, Watched, find_truth
+from tests.planted.truth import Truth, find_truth
 from xtune.lake import Lake
 from xtune.pipelines import EpisodeRules
 
@@ -54,6 +56,7 @@ def generate(
     *,
     mess: bool = False,
     roce: bool = False,
+    lossy: bool = False,
     topology: bool = True,
     view: str = "all",
     length_s: float = 900.0,
@@ -64,8 +67,9 @@ def generate(
 
     Args:
         seed: The same gives the same.
-        mess: Not yet.
-        roce: Not yet.
+        mess: All that goes wrong when telemetry is collected.
+        roce: Ethernet with PFC and ECN, instead of InfiniBand.
+        lossy: Ethernet with ECN and without PFC.
         topology: Whether the cabling is known.
         view: Which ports are sampled: ``all``, ``hosts`` or ``switches``.
         length_s: Seconds.
@@ -74,24 +78,45 @@ def generate(
     """
     rng = np.random.default_rng(seed)
     frame = Frame(t0_ns=T0_NS)
-    plan = draw_plan(Fabric(**fabric), rng, length_s)
-    history = run(plan, rng)
+    kind = "lossy" if lossy else "roce" if roce else "ib"
+    history = _history(Fabric(**fabric), rng, length_s, kind)
+    plan = history.plan
+    feeds = (messy_feeds if mess else clean_feeds)(plan, rng, view)
     tallies = Tallies(history, _extras(history, rng))
-    watched = {
-        port.index: Watched(times=np.arange(rng.uniform(0.0, 1.0), length_s, 1.0), interval_s=1.0)
-        for port in plan.fabric.ports
-        if view == "all" or (view == "hosts") == (port.host is not None)
-    }
+    counters = counter_rows(tallies, feeds.feeds, frame, rng, kind)
+    layer = "InfiniBand" if kind == "ib" else "Ethernet"
     tables = {
-        "link_counters": [counter_rows(tallies, watched, frame, rng)],
-        "ports": [port_rows(plan.fabric, frame)],
-        "collectives": [collective_rows(history, frame, rng)],
+        "link_counters": counters,
+        "ports": [port_rows(plan.fabric, frame, feeds.named, layer)],
+        "collectives": [collective_rows(history, frame, rng, feeds.offsets_s)],
         "steps": [step_rows(history, frame)],
     }
     if topology:
         tables["topology_links"] = [topology_rows(plan.fabric, frame)]
-    truth = find_truth(tallies, watched, rules or EpisodeRules(), frame.t0_ns)
+    if mess:
+        tables["link_counters"].append(spare_rows(plan.fabric, frame, length_s))
+        tables = {name: scatter(batches, rng) for name, batches in tables.items()}
+    else:
+        tables["link_counters"] = [pa.concat_tables(counters, promote_options="default")]
+    truth = find_truth(tallies, feeds.watched(), rules or EpisodeRules(), frame.t0_ns)
     return Planted(tables=tables, truth=truth, history=history)
+
+
+def _history(fabric: Fabric, rng: np.random.Generator, length_s: float, kind: str) -> History:
+    """A history in which nothing but the planted roots holds anything back."""
+    while True:
+        history = run(draw_plan(fabric, rng, length_s, kind=kind), rng)
+        if not history.strange:
+            return history
+
+
+def scatter(batches: list[pa.Table], rng: np.random.Generator) -> list[pa.Table]:
+    """The rows over several files in any order, some of them delivered twice."""
+    rows = pa.concat_tables(batches, promote_options="default")
+    order = rng.permutation(rows.num_rows)
+    twice = rng.choice(order, rows.num_rows // 30)
+    parts = [*np.array_split(order, 4), twice]
+    return [rows.take(pa.array(part)) for part in parts if len(part)]
 
 
 def _extras(history: History, rng: np.random.Generator) -> list[Extra]:

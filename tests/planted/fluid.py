@@ -95,7 +95,7 @@ def settle(
     capacity: np.ndarray,
     background: np.ndarray,
     deaf: frozenset[int] = frozenset(),
-    lossless: bool = True,
+    mild: frozenset[int] = frozenset(),
 ) -> Steady:
     """Equilibrium of the active groups.
 
@@ -104,7 +104,8 @@ def settle(
         capacity: Share of line rate that each port can send.
         background: Share that small flows take anyway.
         deaf: Ports that are slow without waiting (they repeat what was spoiled).
-        lossless: Whether a full port holds back those before it.
+        mild: Ports that limit flows without holding back the ports before them: their senders
+            are slowed by marks, or by loss.
     """
     counts = np.zeros((len(groups), len(capacity)))
     for index, group in enumerate(groups):
@@ -116,7 +117,7 @@ def settle(
     blocked_at: dict[int, tuple[int, int]] = {}
     while True:
         rates, stopped = max_min(counts, caps, capacity - background)
-        full = _full_ports(groups, rates, caps, stopped, blocked_at) if lossless else {}
+        full = _full_ports(groups, rates, caps, stopped, blocked_at, mild)
         changed = False
         for port, holders in full.items():
             slowest = min(holders, key=lambda g: (rates[g], g))
@@ -152,6 +153,7 @@ def _full_ports(
     caps: np.ndarray,
     stopped: list[list[int]],
     blocked_at: dict[int, tuple[int, int]],
+    mild: frozenset[int],
 ) -> dict[int, set[int]]:
     """Ports that are full of a blocked flow -> the groups of those flows."""
     full: dict[int, set[int]] = defaultdict(set)
@@ -159,7 +161,7 @@ def _full_ports(
         ports, stuck = _limits(index, rates, caps, stopped, blocked_at)
         for path in group.paths:
             for limit in ports:
-                if limit in path:
+                if limit in path and limit not in mild:
                     for port in path[: path.index(limit)]:
                         full[port].add(index)
             if stuck is not None and stuck in path:
@@ -192,10 +194,9 @@ def _told(
         roots[port] = frozenset().union(*(of_group[g] for g in holders))
         wait[port] = max(0.0, 1.0 - load[port])
     for slow in (int(p) for p in np.flatnonzero(capacity < 1.0)):
-        if load[slow] >= capacity[slow] - 1e-6:
+        if load[slow] >= capacity[slow] - 1e-6 and slow not in deaf:
             roots[slow] = roots.get(slow, frozenset()) | {slow}
-            if slow not in deaf:
-                wait[slow] = 1.0 - load[slow]
+            wait[slow] = 1.0 - load[slow]
     return Steady(
         rates={group.name: float(rates[i]) for i, group in enumerate(groups)},
         load=load,

@@ -46,6 +46,9 @@ class Plant:
         slow: Port -> share of line rate that it can send while active.
         deaf: Whether a slow port does not itself wait.
         errors_s: Errors a second that the receiving port counts (sick link).
+        lead_s: From the beginning, how long marks slow the senders before anybody is paused.
+        marks: Share of the packets through the roots that are marked (ECN).
+        drops_s: Packets a second that each root drops.
     """
 
     cause: str
@@ -55,6 +58,9 @@ class Plant:
     slow: dict[int, float] = field(default_factory=dict)
     deaf: bool = False
     errors_s: float = 0.0
+    lead_s: float = 0.0
+    marks: float = 0.0
+    drops_s: float = 0.0
 
     @property
     def start_s(self) -> float:
@@ -63,6 +69,12 @@ class Plant:
     @property
     def end_s(self) -> float:
         return self.bursts[-1][1]
+
+    @property
+    def paused_bursts(self) -> tuple[tuple[float, float], ...]:
+        """When ports wait for it."""
+        begin = self.start_s + self.lead_s
+        return tuple((max(a, begin), b) for a, b in self.bursts if b > begin)
 
 
 @dataclass(kw_only=True)
@@ -75,17 +87,22 @@ class Plan:
     jobs: list[Job]
     plants: list[Plant] = field(default_factory=list)
     busy: list[tuple[Group, float, float]] = field(default_factory=list)
-    lossless: bool = True
+    fabric_kind: str = "ib"
 
-    def settled(self, plants: Sequence[Plant], groups: Sequence[Group]) -> Steady:
-        """Equilibrium of some episodes and other groups."""
+    def settled(
+        self, plants: Sequence[Plant], groups: Sequence[Group], leading: Sequence[Plant] = ()
+    ) -> Steady:
+        """Equilibrium of some episodes and other groups; ``leading`` ones only mark as yet."""
         capacity = self.fabric.vector() + 1.0
         deaf = frozenset(p for plant in plants if plant.deaf for p in plant.slow)
         for plant in plants:
             for port, share in plant.slow.items():
                 capacity[port] = min(capacity[port], share)
         active = [*groups, *(group for plant in plants for group in plant.groups)]
-        return settle(active, capacity, self.background, deaf, self.lossless)
+        mild = frozenset(root for plant in leading for root in plant.roots)
+        if self.fabric_kind == "lossy":
+            mild = frozenset(range(len(capacity)))
+        return settle(active, capacity, self.background, deaf, mild)
 
 
 def draw_jobs(fabric: Fabric, rng: np.random.Generator) -> list[Job]:
@@ -149,7 +166,16 @@ class Places:
             "slow_receiver": self._slow,
             "overload": self._overload,
         }
-        return Plant(cause=cause, bursts=bursts, **make[cause]())  # type: ignore[arg-type]
+        fields = make[cause]()
+        if self._plan.fabric_kind != "ib":
+            fields["marks"] = float(self._rng.uniform(0.05, 0.3))
+            fields["deaf"] = cause == "sick_link"
+        if self._plan.fabric_kind == "roce":
+            short = bursts[0][1] - bursts[0][0] < 12.0
+            fields["lead_s"] = 0.0 if short else float(self._rng.uniform(0.0, 6.0))
+        if self._plan.fabric_kind == "lossy":
+            fields["drops_s"] = float(np.exp(self._rng.uniform(np.log(300), np.log(20_000))))
+        return Plant(cause=cause, bursts=bursts, **fields)  # type: ignore[arg-type]
 
     def busy(self) -> Group:
         """A flow that is alone on its way."""
@@ -267,11 +293,32 @@ def fits(plan: Plan, plant: Plant) -> bool:
         want = frozenset().union(*(p.roots for p in plants))
         for groups in (busy, [*busy, *jobs]):
             steady = plan.settled(plants, groups)
-            if steady.limiting != want:
+            if plan.fabric_kind == "lossy":
+                limits = _limits_beyond_sources(steady, plants, groups)
+                if not limits <= want or any(not limits & p.roots for p in plants):
+                    return False
+                continue
+            if steady.limiting | frozenset(p for x in plants if x.deaf for p in x.slow) != want:
                 return False
             if any(not held(steady, p.roots) for p in plants):
                 return False
+            leading = [p for p in plants if p.lead_s]
+            early = plan.settled(plants, groups, leading)
+            if not early.limiting | _limits_beyond_sources(early, plants, groups) <= want:
+                return False
     return True
+
+
+def _limits_beyond_sources(
+    steady: Steady, plants: Sequence[Plant], groups: Sequence[Group]
+) -> frozenset[int]:
+    """Ports that limit some flow after its first."""
+    return frozenset(
+        port
+        for group in [*groups, *(g for plant in plants for g in plant.groups)]
+        for port in steady.limits[group.name]
+        if any(port in path[1:] for path in group.paths)
+    )
 
 
 def held(steady: Steady, roots: frozenset[int]) -> bool:
@@ -282,7 +329,7 @@ def held(steady: Steady, roots: frozenset[int]) -> bool:
 
 
 def draw_plan(
-    fabric: Fabric, rng: np.random.Generator, length_s: float, *, lossless: bool = True
+    fabric: Fabric, rng: np.random.Generator, length_s: float, *, kind: str = "ib"
 ) -> Plan:
     """Jobs and episodes over ``length_s`` seconds; about half of the time is quiet."""
     plan = Plan(
@@ -290,7 +337,7 @@ def draw_plan(
         length_s=length_s,
         background=draw_background(fabric, rng),
         jobs=draw_jobs(fabric, rng),
-        lossless=lossless,
+        fabric_kind=kind,
     )
     places = Places(plan, rng)
     for _ in range(2):
@@ -298,9 +345,10 @@ def draw_plan(
         group = places.busy()
         if not plan.settled([], [group, *(job.group for job in plan.jobs)]).roots:
             plan.busy.append((group, start, start + float(rng.uniform(60.0, 200.0))))
+    causes = CAUSES if kind != "lossy" else ("incast", "uplink_collision", "overload")
     number, now = 0, 30.0
     while True:
-        cause = CAUSES[number % len(CAUSES)]
+        cause = causes[number % len(causes)]
         length = float(np.exp(rng.uniform(np.log(6.0), np.log(90.0))))
         repeated = length > 25.0 and rng.random() < 0.3
         # A third overlaps the one before it.

@@ -71,6 +71,7 @@ def run(plan: Plan, rng: np.random.Generator) -> History:
     told: list[tuple[Steady, tuple[int, ...]]] = []
     changes = sorted(
         {edge for plant in plan.plants for burst in plant.bursts for edge in burst}
+        | {plant.start_s + plant.lead_s for plant in plan.plants}
         | {edge for _, start, end in plan.busy for edge in (start, end)}
         | {plan.length_s}
     )
@@ -84,10 +85,15 @@ def run(plan: Plan, rng: np.random.Generator) -> History:
         )
         busy = tuple(i for i, (_, a, b) in enumerate(plan.busy) if a <= now < b)
         moving = tuple(r.index for r in jobs if r.transfers)
-        key = (active, busy, moving)
+        leading = tuple(
+            i for i in active if now < plan.plants[i].start_s + plan.plants[i].lead_s - 1e-9
+        )
+        key = (active, busy, moving, leading)
         if key not in states:
             groups = [plan.busy[i][0] for i in busy] + [plan.jobs[i].group for i in moving]
-            told.append((plan.settled([plan.plants[i] for i in active], groups), active))
+            plants = [plan.plants[i] for i in active]
+            marking = [plan.plants[i] for i in leading]
+            told.append((plan.settled(plants, groups, marking), active))
             states[key] = len(told) - 1
         steady = told[states[key]][0]
         later = [edge for edge in changes if edge > now + 1e-9][:1]

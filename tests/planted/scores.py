@@ -2,13 +2,15 @@
 
 Links: stretches of one link that overlap are one, in what was found as in the truth; what lies in
 a span of which nothing is known is cut off both. A found stretch is right when it and a true one
-of the same link share more than half of the time that either lasts (so each matches one at most).
-Recall is over the true ones that must be found; a found one that matches no true one, required or
-not, is false.
+of the same link share more than half of the time that either lasts; a true one lasts as it really
+did, or in whole intervals of its port as exact rules see it. Recall is over the true ones that
+must be found; a found one that matches no true one, required or not, is false.
 
-Roots: for each true episode that must be seen, right when some found episode names one of its
-roots at its time; for each found one, right when its root is that of a true episode at that time.
-The score is the lower of the two shares.
+Roots: for each true episode that must be seen and whose root is watched closely enough, right when
+some found episode names one of its roots at its time; for each found one, right when its root is
+that of a true episode at that time. The score is the lower of the two shares. Found episodes all
+of whose links belong to true ones with an unseen root are not judged, nor those within spans of
+which nothing is known.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Score:
 
     Attributes:
         optional: Share of true stretches that need not be found.
+        unseen: Share of true episodes whose root cannot be told.
         bound_error: Median of |found - true| bounds, in sampling intervals of the port.
         split: Found episodes for each true one.
         gpu_hours_error: Of the sum over episodes, relative.
@@ -40,6 +43,7 @@ class Score:
     recall: float
     precision: float
     optional: float
+    unseen: float
     root_right: float
     root_found: float
     root_true: float
@@ -58,8 +62,9 @@ class Score:
         """One line."""
         return (
             f"recall {self.recall:.3f} precision {self.precision:.3f} optional"
-            f" {self.optional:.2f} root {self.root_right:.3f} (of true {self.root_true:.3f}, of"
-            f" found {self.root_found:.3f}) cause {self.cause_right:.3f} split {self.split:.2f}"
+            f" {self.optional:.2f} unseen {self.unseen:.2f} root {self.root_right:.3f} (of true"
+            f" {self.root_true:.3f}, of found {self.root_found:.3f}) cause {self.cause_right:.3f}"
+            f" split {self.split:.2f}"
             f" bounds {self.bound_error:.2f} p90 {self.bound_error_p90:.2f}"
             f" hours {self.gpu_hours[0]:.2f} true {self.gpu_hours[1]:.2f}"
             f" ({self.gpu_hours_error:+.3f}), by episode {self.episode_hours_error:.3f}"
@@ -79,8 +84,9 @@ def score(lake: Lake, truth: Truth) -> Score:
         if s.required and not _at_mask(truth, s.link, true)
     ]
     found_links = len(pairs) + len(false)
-    by_true, wrong = _roots(episodes, truth)
-    seen = [e for e in truth.episodes if e.required]
+    by_true, wrong = _roots(episodes, members, truth)
+    required_episodes = [e for e in truth.episodes if e.required]
+    seen = [e for e in required_episodes if e.visible]
     right = [e for e in seen if by_true[e.number]]
     causes = [any(row["cause"] == e.cause for row in by_true[e.number]) for e in right]
     root_true = len(right) / max(1, len(seen))
@@ -97,6 +103,7 @@ def score(lake: Lake, truth: Truth) -> Score:
         recall=sum(s.required for s, _ in pairs) / max(1, len(required)),
         precision=len(pairs) / max(1, found_links),
         optional=1 - len(required) / max(1, len(truth.stretches)),
+        unseen=1 - len(seen) / max(1, len(required_episodes)),
         root_right=min(root_true, root_found),
         root_true=root_true,
         root_found=root_found,
@@ -152,34 +159,47 @@ def _match(
     pairs: list[tuple[TrueStretch, Span]] = []
     missed, false = [], []
     for link in sorted({*found, *true}):
-        spans = _cut(joined(found[link]), truth.masks.get(link, []))
+        masks = truth.masks.get(link, [])
+        spans = _cut(joined(found[link]), masks)
         matched = set()
         for stretch in true[link]:
-            best = [s for s in spans if likeness(s, (stretch.start_s, stretch.end_s)) > 0.5]
+            best = [s for s in spans if _same(s, stretch, masks)]
             if best:
                 pairs.append((stretch, best[0]))
-                matched.add(best[0])
+                matched |= set(best)
             elif stretch.required:
                 missed.append(stretch)
         false += [(link, *span) for span in spans if span not in matched]
     return pairs, missed, false
 
 
+def _same(found: Span, stretch: TrueStretch, masks: list[Span]) -> bool:
+    forms = [(stretch.start_s, stretch.end_s), stretch.seen]
+    pieces = [piece for form in forms for piece in _cut([form], masks)]
+    return any(likeness(found, piece) > 0.5 for piece in pieces)
+
+
 def _roots(
-    episodes: list[dict[str, Any]], truth: Truth
+    episodes: list[dict[str, Any]], members: list[dict[str, Any]], truth: Truth
 ) -> tuple[dict[int, list[dict[str, Any]]], list[dict[str, Any]]]:
     """True episode -> found ones with a root of it at its time; and those with no such."""
     by_true: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    known = {
+        row["episode_id"]
+        for row in members
+        if _cut([(row["start"], row["end"])], truth.masks.get(row["link"], []))
+    }
     wrong = []
     for row in episodes:
-        homes = [e for e in truth.episodes if row["root_link"] in e.roots and _meets(row, e)]
+        met = [e for e in truth.episodes if _meets(row, e)]
+        homes = [e for e in met if row["root_link"] in e.roots]
         for e in homes:
             by_true[e.number].append(row)
-        if not homes:
+        unseen = {link for e in met if not e.visible for link in e.links}
+        if not homes and row["episode_id"] in known and not set(row["links"]) <= unseen:
             wrong.append(row)
     return by_true, wrong
 
 
 def _meets(row: dict[str, Any], episode: TrueEpisode) -> bool:
-    start, end = row["start"], row["end"]
-    return start < episode.end_s and end > episode.start_s
+    return bool(row["start"] < episode.end_s and row["end"] > episode.start_s)

@@ -1,6 +1,6 @@
 """What must be reported: the contract's rules on the exact signals, at the times of the samples.
 
-The rules are a second, plain implementation: mean wait of each interval, level by thresholds with
+The rules are a second, plain implementation: mean of each interval, level by thresholds with
 hysteresis, gaps joined, short ones left out. Bounds are not those of intervals but the moments at
 which the port really began and ceased to wait.
 """
@@ -8,7 +8,7 @@ which the port really began and ceased to wait.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,15 +27,23 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """How one port is seen.
+    """What the samples of one port tell, whoever took them.
 
     Attributes:
-        times: True moments of its samples, seconds after the beginning, rising.
+        times: True moments of samples, seconds after the beginning, rising.
         interval_s: Nominal time between them.
+        known: Whether an interval's counters tell something (no reset within).
+        masks: Spans of which they tell nothing.
     """
 
     times: np.ndarray
     interval_s: float
+    known: np.ndarray
+    masks: tuple[Span, ...] = ()
+
+    def hides(self, start: float, end: float) -> bool:
+        """Whether a mask touches a span."""
+        return any(low < end and high > start for low, high in self.masks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +51,7 @@ class TrueStretch:
     """One congested stretch of one link.
 
     Attributes:
+        seen: Its bounds in whole intervals: what exact rules give.
         required: It must be found; else it may be, being marginal or seen too coarsely.
         plants: Episodes it belongs to.
         role: ``root`` where it is the root of one of them.
@@ -51,6 +60,7 @@ class TrueStretch:
     link: str
     start_s: float
     end_s: float
+    seen: Span
     interval_s: float
     required: bool
     plants: frozenset[int]
@@ -62,8 +72,9 @@ class TrueEpisode:
     """One planted episode, as far as it can be seen.
 
     Attributes:
-        links: Every link that waits for it at any time.
+        links: Every link that shows it at any time.
         required: Something of it must be found.
+        visible: Its root is watched closely enough to be named.
         gpu_hours: Steps that it slowed: time lost in them, times the ranks of their jobs.
     """
 
@@ -74,6 +85,7 @@ class TrueEpisode:
     start_s: float
     end_s: float
     required: bool
+    visible: bool
     gpu_hours: float
     jobs: frozenset[str]
 
@@ -96,6 +108,7 @@ class Truth:
 
 def reported(
     times: np.ndarray,
+    known: np.ndarray,
     signals: Sequence[tuple[np.ndarray, float, float]],
     rules: EpisodeRules,
     scale: float = 1.0,
@@ -104,6 +117,7 @@ def reported(
 
     Args:
         times: Ends of intervals, and before them the first one's start.
+        known: Whether anything is known of an interval.
         signals: For each signal its mean in each interval, and the thresholds to enter and leave.
         rules: Lengths and gaps.
         scale: Of thresholds.
@@ -112,8 +126,8 @@ def reported(
     leaves = np.all([mean < leave * scale for mean, _, leave in signals], axis=0)
     on = False
     out: list[tuple[float, float, int]] = []
-    for k, (rises, falls) in enumerate(zip(enters, leaves, strict=True)):
-        on = bool(rises) or (on and not falls)
+    for k in np.flatnonzero(known):
+        on = bool(enters[k]) or (on and not leaves[k])
         if not on:
             continue
         start, end = float(times[k]), float(times[k + 1])
@@ -140,84 +154,125 @@ def find_truth(
     """The truth of what happened, for ports that are watched so."""
     history = tallies.history
     ports = history.plan.fabric.ports
-    stretches = []
-    for port, view in sorted(watched.items()):
-        stretches += _waits(tallies, port, view, rules)
+    stretches: list[TrueStretch] = []
+    for port in sorted(watched):
+        stretches += _own(tallies, port, watched[port], rules)
     hit = {number for stretch in stretches if stretch.required for number in stretch.plants}
     for number, plant in enumerate(history.plan.plants):
-        for root in plant.roots - (plant.slow.keys() if not plant.deaf else set()):
-            span = joined(plant.bursts, rules.max_gap_s)
-            stretches += [
-                TrueStretch(
-                    link=ports[root].link,
-                    start_s=a,
-                    end_s=b,
-                    interval_s=watched[root].interval_s if root in watched else 1.0,
-                    required=number in hit
-                    and root in watched
-                    and _full(plant.bursts, a, b, watched[root]),
-                    plants=frozenset({number}),
-                    role="root",
+        for root in sorted(plant.roots - (plant.slow.keys() if not plant.deaf else set())):
+            view = watched.get(root)
+            for a, b in joined(plant.bursts, rules.max_gap_s):
+                span = _with_victims((a, b), number, stretches)
+                stretches.append(
+                    TrueStretch(
+                        link=ports[root].link,
+                        start_s=span[0],
+                        end_s=span[1],
+                        seen=span,
+                        interval_s=view.interval_s if view else 1.0,
+                        required=number in hit
+                        and view is not None
+                        and _full(plant.bursts, span, view),
+                        plants=frozenset({number}),
+                        role="root",
+                    )
                 )
-                for a, b in span
-            ]
+    sure = {
+        (number, s.link)
+        for s in stretches
+        if s.required and s.role == "root"
+        for number in s.plants
+    }
     return Truth(
         t0_ns=t0_ns,
         stretches=_merged(stretches),
-        episodes=_episodes(history, hit),
+        episodes=_episodes(tallies, hit, sure, watched),
+        masks={ports[p].link: list(view.masks) for p, view in watched.items() if view.masks},
         gpu_hours=sum(s.lost_s * _ranks(history, s.job) for s in history.steps if s.plants) / 3600,
     )
 
 
-def _full(bursts: Sequence[Span], start: float, end: float, view: Watched) -> bool:
-    """Whether a port is saturated over some whole intervals."""
-    return any(b - a >= _INTERVALS * view.interval_s for a, b in bursts if a >= start and b <= end)
+def _with_victims(span: Span, number: int, stretches: Sequence[TrueStretch]) -> Span:
+    """A root's span, while somebody is reported because of it."""
+    victims = [
+        s
+        for s in stretches
+        if number in s.plants and s.role != "root" and s.start_s < span[1] and s.end_s > span[0]
+    ]
+    start = max(span[0], min((s.start_s for s in victims), default=span[0]))
+    return start, min(span[1], max((s.end_s for s in victims), default=span[1]))
 
 
-def _waits(tallies: Tallies, port: int, view: Watched, rules: EpisodeRules) -> list[TrueStretch]:
-    history = tallies.history
-    times = view.times
-    level = rules.report_level - 1
-    enter, leave = rules.enter_wait[level], rules.exit_wait[level]
-    mean = np.diff(tallies.at("wait", port, times)) / np.diff(times)
-    signals = [(mean, enter, leave)]
-    found = reported(times, signals, rules)
-    if not found:
-        return []
-    others = [reported(times, signals, rules, scale) for scale in _SURE]
-    really = tallies.above("wait", port, enter)
-    link = history.plan.fabric.ports[port].link
-    out = []
-    for start, end in found:
-        low, high = start - view.interval_s, end + view.interval_s
-        inside = [(max(a, low), min(b, high)) for a, b in really if a < high and b > low]
-        plants = _behind(history, port, inside)
-        own = any(port in history.plan.plants[n].roots for n in plants)
-        out.append(
-            TrueStretch(
-                link=link,
-                start_s=min((a for a, _ in inside), default=start),
-                end_s=max((b for _, b in inside), default=end),
-                interval_s=view.interval_s,
-                required=all(
-                    any(likeness((start, end), other) > 0.5 for other in found_so)
-                    for found_so in others
-                ),
-                plants=plants,
-                role="root" if own else "victim",
+def _full(bursts: Sequence[Span], span: Span, view: Watched) -> bool:
+    """Whether a port is seen saturated over some whole intervals."""
+    return any(
+        min(b, span[1]) - max(a, span[0]) >= _INTERVALS * view.interval_s
+        for a, b in bursts
+        if not view.hides(max(a, span[0]), min(b, span[1]))
+    )
+
+
+def _own(tallies: Tallies, port: int, view: Watched, rules: EpisodeRules) -> list[TrueStretch]:
+    """Stretches of a port that is itself at the reported level.
+
+    Packets that arrive marked, counted at the receiver's adapter, tell of the path towards it and
+    not of the port that counts them: nobody must report them there, and anybody may.
+    """
+    times, level = view.times, rules.report_level - 1
+    spans = np.diff(times)
+    limits = {
+        "wait": (rules.enter_wait[level], rules.exit_wait[level]),
+        "cnp": (rules.enter_marks[level], rules.exit_marks[level]),
+        "drops": (rules.enter_discards[level], rules.exit_discards[level]),
+        "marked": (rules.enter_marks[level], rules.exit_marks[level]),
+    }
+    means = {kind: np.diff(tallies.at(kind, port, times)) / spans for kind in limits}
+
+    def found(kinds: Sequence[str], scale: float = 1.0) -> list[Span]:
+        signals = [(means[kind], *limits[kind]) for kind in kinds]
+        return reported(times, view.known, signals, rules, scale)
+
+    own, every = ("wait", "cnp", "drops"), tuple(limits)
+    out: list[TrueStretch] = []
+    for kinds in (own, every):
+        really = tallies.above(port, [(kind, limits[kind][0]) for kind in kinds])
+        sure = [found(own, scale) for scale in _SURE]
+        for span in found(kinds):
+            stretch = _stretch(tallies, port, view, span, really)
+            required = kinds == own and all(
+                any(likeness(span, other) > 0.5 for other in others) for others in sure
             )
-        )
+            if not any(likeness(span, s.seen) > 0.99 for s in out):
+                out.append(replace(stretch, required=required))
     return out
 
 
-def _behind(history: History, port: int, spans: Sequence[Span]) -> frozenset[int]:
-    """Episodes that a port waits for during some spans."""
+def _stretch(
+    tallies: Tallies, port: int, view: Watched, span: Span, really: Sequence[Span]
+) -> TrueStretch:
+    history = tallies.history
+    low, high = span[0] - view.interval_s, span[1] + view.interval_s
+    inside = [(max(a, low), min(b, high)) for a, b in really if a < high and b > low]
+    plants = _shown(tallies, port, inside)
+    own = any(port in history.plan.plants[n].roots for n in plants)
+    return TrueStretch(
+        link=history.plan.fabric.ports[port].link,
+        start_s=min((a for a, _ in inside), default=span[0]),
+        end_s=max((b for _, b in inside), default=span[1]),
+        seen=span,
+        interval_s=view.interval_s,
+        required=False,
+        plants=plants,
+        role="root" if own else "victim",
+    )
+
+
+def _shown(tallies: Tallies, port: int, spans: Sequence[Span]) -> frozenset[int]:
+    """Episodes that a port shows during some spans."""
+    history = tallies.history
     plants: set[int] = set()
-    for index, (steady, active) in enumerate(history.states):
-        roots = steady.roots.get(port)
-        if not roots:
-            continue
-        mine = {n for n in active if history.plan.plants[n].roots & roots}
+    for index, shown in enumerate(tallies.shown):
+        mine = shown.get(port, set())
         if mine - plants:
             for i in np.flatnonzero(history.state == index):
                 a, b = history.edges[i], history.edges[i + 1]
@@ -228,49 +283,66 @@ def _behind(history: History, port: int, spans: Sequence[Span]) -> frozenset[int
 
 
 def _merged(stretches: list[TrueStretch]) -> list[TrueStretch]:
-    """Those of one link that overlap as one: it waits for one root while it is another."""
+    """Those of one link that overlap as one: it waits for one root while it is another.
+
+    What need not be found is left beside what must, as another form in which it may be found.
+    """
     out: list[TrueStretch] = []
-    for s in sorted(stretches, key=lambda s: (s.link, s.start_s)):
-        last = out[-1] if out else None
-        if last is not None and last.link == s.link and s.start_s < last.end_s:
-            out[-1] = TrueStretch(
-                link=s.link,
-                start_s=last.start_s,
-                end_s=max(last.end_s, s.end_s),
-                interval_s=s.interval_s,
-                required=last.required or s.required,
-                plants=last.plants | s.plants,
-                role="root" if "root" in (last.role, s.role) else "victim",
-            )
-        else:
+    for wanted in (True, False):
+        last: TrueStretch | None = None
+        for s in sorted(stretches, key=lambda s: (s.link, s.start_s)):
+            if s.required != wanted:
+                continue
+            if last is not None and last.link == s.link and s.start_s < last.end_s:
+                out.pop()
+                s = replace(
+                    s,
+                    start_s=last.start_s,
+                    end_s=max(last.end_s, s.end_s),
+                    seen=(min(last.seen[0], s.seen[0]), max(last.seen[1], s.seen[1])),
+                    plants=last.plants | s.plants,
+                    role="root" if "root" in (last.role, s.role) else "victim",
+                )
             out.append(s)
-    return out
+            last = s
+    return sorted(out, key=lambda s: (s.link, s.start_s, not s.required))
 
 
 def _ranks(history: History, job: int) -> int:
     return len(history.plan.jobs[job].hosts) * GPUS
 
 
-def _episodes(history: History, hit: set[int]) -> list[TrueEpisode]:
-    ports, out = history.plan.fabric.ports, []
+def _episodes(
+    tallies: Tallies,
+    hit: set[int],
+    sure: set[tuple[int, str]],
+    watched: Mapping[int, Watched],
+) -> list[TrueEpisode]:
+    history = tallies.history
+    fabric, out = history.plan.fabric, []
     for number, plant in enumerate(history.plan.plants):
-        waiting = {
-            port
-            for steady, active in history.states
-            if number in active
-            for port, roots in steady.roots.items()
-            if roots & plant.roots
+        showing = {
+            port for shown in tallies.shown for port, plants in shown.items() if number in plants
         }
         steps = [s for s in history.steps if number in s.plants]
+        roots = frozenset(fabric.ports[p].link for p in plant.roots)
+        # A port that sends to a host is also seen there, by what arrives.
+        whole = plant.start_s, plant.end_s
+        receivers = [fabric.of_link[fabric.ports[p].peer] for p in plant.roots]
+        at_host = plant.cause == "incast" and all(
+            r.host and r.index in watched and _full(plant.bursts, whole, watched[r.index])
+            for r in receivers
+        )
         out.append(
             TrueEpisode(
                 number=number,
                 cause=plant.cause,
-                roots=frozenset(ports[p].link for p in plant.roots),
-                links=frozenset(ports[p].link for p in waiting | plant.roots),
+                roots=roots,
+                links=frozenset(fabric.ports[p].link for p in showing | plant.roots),
                 start_s=plant.start_s,
                 end_s=plant.end_s,
                 required=number in hit,
+                visible=all((number, root) in sure for root in roots) or at_host,
                 gpu_hours=sum(s.lost_s * _ranks(history, s.job) for s in steps) / 3600,
                 jobs=frozenset(history.plan.jobs[s.job].name for s in steps),
             )
