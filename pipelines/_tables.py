@@ -75,4 +75,6 @@ def day_tables() -> tuple[DayTable, ...]:
 
     Their modules import this one, so they are imported when this is called.
     """
-    return ()
+    from xtune.pipelines import _totals
+
+    return (_totals.TABLE,)
