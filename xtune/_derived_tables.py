@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xtune._table import F64, I32, I64, STR, TS, Column, Table, list_of
+from xtune._table import BOOL, F64, I32, I64, STR, TS, Column, Table, list_of
 
 LINK_RATES = Table(
     "derived/link_rates",
@@ -100,18 +100,36 @@ COLLECTIVE_IMPACT = Table(
 
 CONCURRENCY = Table(
     "derived/concurrency",
-    "one number of concurrent jobs",
+    "one number of concurrent jobs on one UTC day",
     "ts",
     (
         Column("ts", TS, "", "start of the day"),
         Column("jobs", I64, "jobs", "concurrent jobs", False),
         Column("seconds", F64, "s", "time observed at that number"),
-        Column("retransmit_rate", F64, "events/s", "mean over links"),
-        Column("discard_rate", F64, "packets/s", "mean over links"),
-        Column("wait_fraction", F64, "0..1", "mean over links"),
+        Column("retransmit_rate", F64, "events/s", "mean over links and time; null unknown"),
+        Column("discard_rate", F64, "packets/s", "mean over links and time; null unknown"),
+        Column("wait_fraction", F64, "0..1", "mean over links and time; null unknown"),
     ),
     sort=("jobs",),
     key=("ts", "jobs"),
+)
+
+CONCURRENCY_KNEE = Table(
+    "derived/concurrency_knee",
+    "one signal, over all days",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the first day"),
+        Column("signal", STR, "", "retransmit_rate, discard_rate or wait_fraction", False),
+        Column("verdict", STR, "", "knee, no knee, too few or no counter", False),
+        Column("knee_jobs", F64, "jobs", "where the signal begins to rise faster; null without"),
+        Column("low_jobs", F64, "jobs", "lower bound, 95 %"),
+        Column("high_jobs", F64, "jobs", "upper bound, 95 %"),
+        Column("p_value", F64, "0..1", "chance of as clear a knee in data without one"),
+        Column("samples", I64, "blocks", "independent stretches of time it rests on"),
+    ),
+    sort=("signal",),
+    key=("signal",),
 )
 
 DESYNC = Table(
@@ -150,14 +168,18 @@ CLOCK_OFFSETS = Table(
     "from_ts",
     (
         Column("host", STR, "", "host", False),
-        Column("from_ts", TS, "", "start of validity"),
-        Column("to_ts", TS, "", "end of validity"),
+        Column("from_ts", TS, "", "start of validity, by the host's own clock"),
+        Column("to_ts", TS, "", "end of validity, by the host's own clock"),
         Column("offset_ns", I64, "ns", "host clock minus reference clock"),
         Column("low_ns", I64, "ns", "lower bound"),
         Column("high_ns", I64, "ns", "upper bound"),
         Column("source", STR, "", "collectives or counters"),
+        Column("reference", STR, "", "fabric, or the host of median clock among those compared"),
+        Column("samples", I64, "samples", "collectives, or intervals of counters, behind it"),
+        Column("applied", BOOL, "", "whether derived times are repaired by it"),
     ),
     sort=("host", "from_ts"),
+    key=("host", "from_ts"),
 )
 
 REORDER_DEPTH = Table(
@@ -199,6 +221,7 @@ DERIVED = (
     EPISODES,
     COLLECTIVE_IMPACT,
     CONCURRENCY,
+    CONCURRENCY_KNEE,
     DESYNC,
     BURSTS,
     CLOCK_OFFSETS,
