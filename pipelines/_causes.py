@@ -1,241 +1,352 @@
-"""What a waiting port waits for: the root of an episode, its cause, and the evidence.
+"""What a stretch waits for: what waits beyond it, or the root and its cause, with the evidence.
 
-In a lossless fabric waiting spreads upstream: a port that is refused credits fills up and refuses
-them to the ports that feed its node. So from any waiting port the way onward leads to the port
-beyond which nothing waits. That port, or one that it feeds and that merely sends at line rate, is
-the root.
+In a lossless fabric waiting spreads upstream: a port that is refused credits, or paused, fills up
+and refuses them to the ports that feed its node. So from any waiting port the way onward leads to
+the port beyond which nothing waits. That port, or one that it feeds and that merely sends at line
+rate, is the root. Several ports onward may be the reason; those whose time agrees with the wait
+are, and as many as it takes to explain all of it.
+
+Without flow control (marks, discards) nobody waits: a switch's port that drops or marks is itself
+the congested one, and an adapter's marks tell of one on the way to it or from it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from xtune.pipelines._stretches import Stretch, Timeline, overlap_ns, together, union_ns
+from xtune.pipelines._spans import Covered, Overlaps, by_node
+from xtune.pipelines._stretches import Stretch, Timeline, fit, overlap_ns, together
 from xtune.pipelines._topology import Topology
 from xtune.pipelines.rules import EpisodeRules
 
-# A saturated port explains a port that waits and has nothing waiting beyond it when it is
-# saturated for this share of the wait.
-_COVERS = 0.5
-# Where more than one port would: its saturated time must fall into the wait to this share of the
-# best one's. A port that is just as busy while nobody waits is innocent.
-_PRECISE = 0.8
-# Beside another explanation (something waits beyond), saturation and wait must be this nearly the
-# same span.
-_COINCIDES = 0.7
-# Sibling ports as busy as the root for this share of the time: the load is too much for all.
-_SIBLINGS = 0.5
+Kind = Literal["onward", "saturated", "sick", "receiver", "alone"]
 
 
-@dataclass(kw_only=True, slots=True)
-class Root:
-    """A root port, the span in which it is one, and why.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why a port waits.
 
     Attributes:
-        stretch: The port's own stretch: waiting, or saturated and waiting for nobody.
-        cause: As told so far; whether saturation is incast, collision or overload depends on what
-            waits behind it.
-        evidence: What that rests on.
+        kind: ``onward``: another port waits beyond; else a root: ``saturated``, ``sick`` (link),
+            ``receiver`` (a host that drains slowly) or ``alone`` (nothing explains it).
+        stretch: What waits beyond, or the root's own stretch.
+        fit: How well it agrees with the wait in time, 0 to 1.
+        evidence: What it rests on.
     """
 
+    kind: Kind
     stretch: Stretch
-    cause: str
+    fit: float
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
 class Causes:
-    """Finds the roots of waiting ports."""
+    """Finds the reasons of waiting ports; looks at each port's neighbourhood only.
+
+    Args:
+        timelines: Stretches by kind.
+        topology: The fabric.
+        rules: What counts.
+        sampled: Ports of which there are counters; None where that is not known, and all are
+            taken to be.
+    """
 
     def __init__(
-        self, timelines: dict[str, Timeline], topology: Topology, rules: EpisodeRules
+        self,
+        timelines: dict[str, Timeline],
+        topology: Topology,
+        rules: EpisodeRules,
+        sampled: Collection[str] | None = None,
     ) -> None:
-        self._wait = timelines["wait"]
-        self._busy = timelines["busy"]
+        self._wait, self._busy = timelines["wait"], timelines["busy"]
         self._errors = timelines["errors"]
-        self._topology = topology
-        self._rules = rules
+        self._topology, self._rules, self._sampled = topology, rules, sampled
+        waits = [s for s in self._wait if topology.hop(s.link)]
+        busy = [s for s in self._busy if topology.hop(s.link)]
+        sick = list(self._sick_stretches())
+        self._waits_at = by_node((self._node(s), s) for s in waits)
+        self._busy_at = by_node((self._node(s), s) for s in busy)
+        self._sick_at = by_node((self._node(s), s) for s in sick)
+        self._all = {
+            "onward": Overlaps(waits),
+            "saturated": Overlaps(busy),
+            "sick": Overlaps(sick),
+        }
+        self._used: dict[str, tuple[Covered, Covered]] = {}
 
-    def beyond(self, stretch: Stretch) -> list[Stretch]:
-        """What waits one hop onward, at the same time."""
-        return [
-            other
-            for link in self._topology.onward(stretch.link)
-            for other in self._wait.within(link, stretch.start_ns, stretch.end_ns)
-            if together(stretch, other)
-        ]
+    def reasons(self, stretch: Stretch) -> tuple[list[Reason], list[Reason]]:
+        """The reasons of a wait, and those that were thought of and passed over."""
+        if not self.flow_controlled(stretch):
+            return self._of_lossy(stretch), []
+        near = self._near(stretch)
+        if max((r.fit for r in near), default=0.0) < 0.5:
+            near += self._farther(stretch)
+        kept, passed = choose(stretch, near, self._rules)
+        return kept or [self._alone(stretch)], passed
 
-    def behind(self, link: str, span: Stretch) -> list[Stretch]:
-        """What waits one hop upstream of ``link`` during ``span``."""
-        return [
-            other
-            for feeder in self._topology.behind(link)
-            for other in self._wait.within(feeder, span.start_ns, span.end_ns)
-            if together(span, other)
-        ]
+    def flow_controlled(self, stretch: Stretch) -> bool:
+        """Whether a stretch is one of waiting, not of marks or discards alone."""
+        lowest = 0.5 * self._rules.exit_wait[self._rules.report_level - 1]
+        return (stretch.mean_wait_fraction or 0.0) >= lowest
 
-    def roots(self, stretch: Stretch, *, last: bool) -> list[Root]:
-        """Roots that a waiting port points to directly; none where nothing next to it explains it.
+    def _node(self, stretch: Stretch) -> str:
+        hop = self._topology.hop(stretch.link)
+        return hop.node if hop else ""
 
-        Args:
-            stretch: The waiting port.
-            last: Nothing waits beyond it.
-        """
-        if not last:
-            return [
-                self._saturated(busy)
-                for busy in self._saturated_onward(stretch)
-                if _likeness(busy, stretch) >= _COINCIDES
-            ]
-        sick = self._sick(stretch.link, stretch)
-        if sick is not None:
-            return [Root(stretch=stretch, cause="sick_link", evidence=sick)]
-        if self._topology.is_host(self._topology.hops[stretch.link].next_node):
-            return [self._last_hop(stretch)]
-        saturated = self._explaining(stretch)
-        if saturated:
-            return [self._saturated(busy) for busy in saturated]
-        return self._sick_onward(stretch)
+    def _next(self, stretch: Stretch) -> str:
+        hop = self._topology.hop(stretch.link)
+        return hop.next_node if hop else ""
 
-    def farther(self, stretch: Stretch) -> tuple[list[Stretch], list[Root]]:
-        """What waits, or else is saturated, over the same span two or more hops onward.
+    def _near(self, stretch: Stretch) -> list[Reason]:
+        """What may be the reason at the port itself and one hop onward."""
+        topology, node = self._topology, self._next(stretch)
+        span = stretch.start_ns, stretch.end_ns
+        found = self._sick_here(stretch)
+        if topology.is_host(node):
+            return found or [self._last_hop(stretch)]
+        for other in _overlapping(self._waits_at, node, *span):
+            if topology.feeds(stretch.link, other.link) and together(stretch, other):
+                found.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
+        for busy in _overlapping(self._busy_at, node, *span):
+            if topology.feeds(stretch.link, busy.link):
+                found += self._saturated(stretch, busy)
+        for errors in _overlapping(self._sick_at, node, *span):
+            if topology.feeds(stretch.link, errors.link):
+                found += self._sick_onward(stretch, errors)
+        return found
+
+    def _farther(self, stretch: Stretch) -> list[Reason]:
+        """What waits, or else is saturated or sick, over the same span two or more hops onward.
 
         For a port that nothing next to it explains: the ports between are not watched, or wait
         less than is reported. What is found nearest counts.
         """
-        reached = {stretch.link}
-        frontier = self._topology.onward(stretch.link)
-        while frontier:
-            reached.update(frontier)
-            links = sorted({b for link in frontier for b in self._topology.onward(link)} - reached)
-            waits = self._alike(self._wait, links, stretch)
-            if waits:
-                return waits, []
-            busy = self._alike(self._busy, links, stretch)
-            if busy:
-                return [], [self._saturated(b) for b in busy]
-            frontier = links
-        return [], []
+        for kind in ("onward", "saturated", "sick"):
+            at: dict[int, list[Reason]] = defaultdict(list)
+            for other in self._of_like_span(kind, stretch):
+                hops = self._topology.distance(stretch.link, other.link)
+                if hops is None or hops < 2:
+                    continue
+                if kind == "onward":
+                    found = [Reason(kind="onward", stretch=other, fit=fit(stretch, other))]
+                elif kind == "saturated":
+                    found = self._saturated(stretch, other)
+                else:
+                    found = self._sick_onward(stretch, other)
+                at[hops] += [r for r in found if r.fit >= self._rules.alike]
+            for hops in sorted(at):
+                if at[hops]:
+                    return at[hops]
+        return []
 
-    def _alike(self, timeline: Timeline, links: list[str], stretch: Stretch) -> list[Stretch]:
-        return [
-            other
-            for link in links
-            for other in timeline.within(link, stretch.start_ns, stretch.end_ns)
-            if _likeness(other, stretch) >= _COINCIDES
-        ]
-
-    def verdict(self, root: Root, members: list[Stretch]) -> str:
-        """Final cause, once it is known what waits behind a root."""
-        if root.cause != "saturated":
-            return root.cause
-        link, span = root.stretch.link, root.stretch
-        victims = len({member.link for member in members} - {link})
-        siblings = self._siblings(link)
-        busy = sum(
-            self._busy.covered_ns(other, span.start_ns, span.end_ns) >= _SIBLINGS * span.length_ns
-            for other in siblings
+    def _of_like_span(self, kind: str, stretch: Stretch) -> Iterable[Stretch]:
+        length = stretch.length_ns
+        # What is saturated or sick may be so for longer than anyone waits for it.
+        longest = 2 * length if kind == "onward" else float("inf")
+        return self._all[kind].within(
+            stretch.start_ns, stretch.end_ns, shortest=0.5 * length, longest=longest
         )
-        root.evidence |= {"siblings": len(siblings), "siblings_saturated": busy}
-        if self._topology.is_host(self._topology.hops[link].next_node):
-            return "incast" if victims >= 2 else "overload"
-        if siblings and busy >= _SIBLINGS * len(siblings):
-            return "overload"
-        return "uplink_collision" if victims >= 2 else "overload"
 
-    def _saturated(self, busy: Stretch) -> Root:
+    def _saturated(self, stretch: Stretch, busy: Stretch) -> list[Reason]:
+        """A port at line rate as the reason: it must be so while there is waiting, and no more."""
+        shared = overlap_ns(stretch, busy)
+        start, end = max(stretch.start_ns, busy.start_ns), min(stretch.end_ns, busy.end_ns)
+        if not together(stretch, busy):
+            return []
+        if 2 * self._wait.covered_ns(busy.link, start, end) > shared:
+            return []
+        agrees = shared / stretch.length_ns * self._precision(stretch, busy)
         evidence: dict[str, Any] = {
             "saturated": True,
             "root_utilization": busy.mean_utilization,
         }
         if busy.seen_from is not None:
             evidence["seen_from"] = busy.seen_from
-        return Root(stretch=busy, cause="saturated", evidence=evidence)
+        return [
+            Reason(
+                kind="saturated",
+                stretch=busy,
+                fit=max(agrees, fit(stretch, busy)),
+                evidence=evidence,
+            )
+        ]
 
-    def _last_hop(self, stretch: Stretch) -> Root:
+    def _precision(self, stretch: Stretch, busy: Stretch) -> float:
+        """Share of a port's saturated time, around a wait, in which something waits for its node.
+
+        A port that is just as busy while nobody waits is innocent.
+        """
+        if busy.link not in self._used:
+            used = Covered((s.start_ns, s.end_ns) for s in self._busy.of(busy.link))
+            behind = Covered(
+                (s.start_ns, s.end_ns)
+                for feeder in self._topology.behind(busy.link)
+                for s in self._wait.of(feeder)
+            )
+            self._used[busy.link] = used, used.common(behind)
+        used, both = self._used[busy.link]
+        margin = max(stretch.length_ns, int(self._rules.context_s * 1e9))
+        start, end = stretch.start_ns - margin, stretch.end_ns + margin
+        waited = max(both.within(start, end), overlap_ns(stretch, busy))
+        return min(1.0, waited / max(1, used.within(start, end)))
+
+    def _last_hop(self, stretch: Stretch) -> Reason:
         """The port towards a host waits: for the host, or for its own line rate."""
-        receiver = self._topology.hops[stretch.link].receiver
+        hop = self._topology.hops[stretch.link]
         utilization = stretch.mean_utilization
         if utilization is not None and utilization >= self._rules.busy_utilization:
-            return self._saturated(stretch)
-        evidence = {"receiver": receiver, "receiver_utilization": utilization}
-        return Root(stretch=stretch, cause="slow_receiver", evidence=evidence)
+            full: dict[str, Any] = {"saturated": True, "root_utilization": utilization}
+            return Reason(kind="saturated", stretch=stretch, fit=1.0, evidence=full)
+        evidence: dict[str, Any] = {
+            "receiver": hop.receiver,
+            "receiver_utilization": utilization,
+        }
+        if stretch.seen_from is not None:
+            evidence |= {"seen_from": stretch.seen_from}
+        return Reason(kind="receiver", stretch=stretch, fit=1.0, evidence=evidence)
 
-    def alone(self, stretch: Stretch) -> Root:
+    def _alone(self, stretch: Stretch) -> Reason:
         """A waiting port that nothing explains."""
         onward = self._topology.onward(stretch.link)
         seen = sum(link in self._wait or link in self._busy for link in onward)
-        evidence = {"onward_ports": len(onward), "onward_ports_ever_busy": seen}
-        full = (stretch.mean_utilization or 0.0) >= self._rules.busy_utilization
-        return Root(stretch=stretch, cause="saturated" if full else "unknown", evidence=evidence)
+        evidence: dict[str, Any] = {"onward_ports": len(onward), "onward_ports_ever_busy": seen}
+        if self._sampled is not None:
+            evidence["onward_ports_sampled"] = sum(link in self._sampled for link in onward)
+        if not self._topology.lists(stretch.link):
+            evidence["far_end"] = "not in the topology"
+        if (stretch.mean_utilization or 0.0) >= self._rules.busy_utilization:
+            evidence["root_utilization"] = stretch.mean_utilization
+            return Reason(kind="saturated", stretch=stretch, fit=0.0, evidence=evidence)
+        return Reason(kind="alone", stretch=stretch, fit=0.0, evidence=evidence)
 
-    def _sick(self, link: str, span: Stretch) -> dict[str, Any] | None:
-        """Evidence that a link is sick: errors at its receiving port, or, unseen, at its own."""
-        receiver = self._topology.hops[link].receiver
-        counted_by = receiver if receiver in self._errors else link
-        errors = self._errors.errors_in(counted_by, span.start_ns, span.end_ns)
-        per_s = errors / (span.length_ns / 1e9)
-        if per_s < self._rules.sick_errors_per_s:
+    # Sick links
+
+    def _sick_stretches(self) -> Iterable[Stretch]:
+        """Stretches of errors, each at the link that it makes sick: that of the sending port.
+
+        A port whose far end is not sampled speaks for both directions of its cable.
+        """
+        for errors in self._errors:
+            hop = self._topology.hops.get(errors.link)
+            if hop is None:
+                continue
+            links = [hop.receiver]
+            if self._sampled is not None and hop.receiver not in self._sampled:
+                links.append(errors.link)
+            for link in links:
+                yield Stretch(
+                    link=link,
+                    start_ns=errors.start_ns,
+                    end_ns=errors.end_ns,
+                    samples=errors.samples,
+                    errors=errors.errors,
+                    seen_from=errors.link,
+                )
+
+    def _sick(self, link: str, span: Stretch) -> tuple[float, dict[str, Any]] | None:
+        """How surely errors make a link wait in a span, and the evidence."""
+        hop = self._topology.hop(link)
+        if hop is None:
             return None
-        return {"receiver": receiver, "errors_counted_by": counted_by, "errors_per_s": per_s}
+        ends = [hop.receiver, link]
+        if self._sampled is not None and hop.receiver in self._sampled:
+            ends = [hop.receiver]
+        for by in ends:
+            errors = self._errors.errors_in(by, span.start_ns, span.end_ns)
+            per_s = errors / (span.length_ns / 1e9)
+            if per_s >= self._rules.sick_errors_per_s:
+                break
+        else:
+            return None
+        margin = max(span.length_ns, int(self._rules.context_s * 1e9))
+        around = self._errors.errors_in(by, span.start_ns - margin, span.end_ns + margin) - errors
+        usual = around / (2 * margin / 1e9)
+        # A link as sick while nothing waits may be so for years: half a reason.
+        surely = max(per_s / (per_s + usual), *self._edges(by, span), 0.0)
+        covered = self._errors.covered_ns(by, span.start_ns, span.end_ns) / span.length_ns
+        evidence = {
+            "receiver": hop.receiver,
+            "errors_counted_by": by,
+            "errors_per_s": per_s,
+            "errors_per_s_around": usual,
+        }
+        return surely * (1.0 if covered > 0.5 else 0.5 + covered), evidence
 
-    def _sick_onward(self, stretch: Stretch) -> list[Root]:
-        """Sick links one hop onward that do not wait themselves."""
-        found = []
-        for link in self._topology.onward(stretch.link):
-            evidence = self._sick(link, stretch)
-            if evidence is not None:
-                span = Stretch(link=link, start_ns=stretch.start_ns, end_ns=stretch.end_ns)
-                found.append(Root(stretch=span, cause="sick_link", evidence=evidence))
-        return found
+    def _edges(self, link: str, span: Stretch) -> list[float]:
+        return [fit(e, span) for e in self._errors.within(link, span.start_ns, span.end_ns)]
 
-    def _saturated_onward(self, stretch: Stretch) -> list[Stretch]:
-        return [
-            busy
-            for link in self._topology.onward(stretch.link)
-            for busy in self._busy.within(link, stretch.start_ns, stretch.end_ns)
-            if not self._wait.covered_ns(link, busy.start_ns, busy.end_ns)
-        ]
+    def _sick_here(self, stretch: Stretch) -> list[Reason]:
+        found = self._sick(stretch.link, stretch)
+        if found is None:
+            return []
+        surely, evidence = found
+        return [Reason(kind="sick", stretch=stretch, fit=surely, evidence=evidence)]
 
-    def _explaining(self, stretch: Stretch) -> list[Stretch]:
-        """Saturated ports onward that account for a wait."""
-        found = []
-        for busy in self._saturated_onward(stretch):
-            shared = overlap_ns(busy, stretch)
-            if shared >= _COVERS * stretch.length_ns or shared >= _COVERS * busy.length_ns:
-                found.append(busy)
-        precision = {busy.id: self._precision(busy) for busy in found}
-        best = max(precision.values(), default=0.0)
-        return [busy for busy in found if precision[busy.id] >= _PRECISE * best]
+    def _sick_onward(self, stretch: Stretch, errors: Stretch) -> list[Reason]:
+        """A sick link that does not wait itself."""
+        if not together(stretch, errors) or any(
+            together(stretch, s)
+            for s in self._wait.within(errors.link, stretch.start_ns, stretch.end_ns)
+        ):
+            return []
+        found = self._sick(errors.link, stretch)
+        if found is None:
+            return []
+        surely, evidence = found
+        return [Reason(kind="sick", stretch=errors, fit=surely, evidence=evidence)]
 
-    def _precision(self, busy: Stretch) -> float:
-        """Share of a port's saturated time, in and around a stretch, with a feeder waiting."""
-        margin = max(busy.length_ns, int(self._rules.context_s * 1e9))
-        start, end = busy.start_ns - margin, busy.end_ns + margin
-        waits = [
-            (s.start_ns, s.end_ns)
-            for feeder in self._topology.behind(busy.link)
-            for s in self._wait.within(feeder, start, end)
-        ]
-        saturated = [(s.start_ns, s.end_ns) for s in self._busy.within(busy.link, start, end)]
-        either = union_ns([*waits, *saturated])
-        both = union_ns(waits) + union_ns(saturated) - either
-        return both / union_ns(saturated)
+    # Lossy fabrics
 
-    def _siblings(self, link: str) -> list[str]:
-        """Other ports of the same node that lead the same way, to switches as this one does."""
-        topology = self._topology
-        hop = topology.hops[link]
-        return [
-            other
-            for other in topology.out_of[hop.node]
-            if other != link
-            and topology.rises(other) == topology.rises(link)
-            and not topology.is_host(topology.hops[other].next_node)
-        ]
+    def _of_lossy(self, stretch: Stretch) -> list[Reason]:
+        topology, node = self._topology, self._node(stretch)
+        evidence: dict[str, Any] = {"lossy": True}
+        if stretch.mark_rate is not None:
+            evidence["marks_per_s"] = stretch.mark_rate
+        if stretch.discard_rate is not None:
+            evidence["discards_per_s"] = stretch.discard_rate
+        if not topology.is_host(node):
+            evidence["root_utilization"] = stretch.mean_utilization
+            return [Reason(kind="saturated", stretch=stretch, fit=1.0, evidence=evidence)]
+        towards = topology.hops[stretch.link].receiver
+        at: list[Reason] = []
+        for kind in ("onward", "saturated"):
+            for other in self._of_like_span(kind, stretch):
+                if topology.is_host(self._node(other)):
+                    continue
+                ahead = topology.distance(stretch.link, other.link)
+                behind = 0 if other.link == towards else topology.distance(other.link, towards)
+                if ahead is None and behind is None:
+                    continue
+                if kind == "onward":
+                    at.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
+                else:
+                    at += self._saturated(stretch, other)
+        likely = [r for r in at if r.fit >= self._rules.alike]
+        kept, _ = choose(stretch, likely, self._rules)
+        return kept or [Reason(kind="alone", stretch=stretch, fit=0.0, evidence=evidence)]
 
 
-def _likeness(a: Stretch, b: Stretch) -> float:
-    """Shared time over the time that either lasts."""
-    shared = overlap_ns(a, b)
-    return shared / (a.length_ns + b.length_ns - shared)
+def choose(
+    stretch: Stretch, reasons: list[Reason], rules: EpisodeRules
+) -> tuple[list[Reason], list[Reason]]:
+    """The reasons that agree best with a wait, and those it takes to explain the rest of it."""
+    ranked = sorted(reasons, key=lambda r: (-r.fit, r.kind, r.stretch.key))
+    best = ranked[0].fit if ranked else 0.0
+    kept = [r for r in ranked if r.fit > 0 and r.fit >= rules.rival * best]
+    passed = [r for r in ranked if r not in kept]
+    for reason in list(passed):
+        s = reason.stretch
+        told = Covered((r.stretch.start_ns, r.stretch.end_ns) for r in kept)
+        start, end = max(s.start_ns, stretch.start_ns), min(s.end_ns, stretch.end_ns)
+        gain = end - start - told.within(start, end)
+        if reason.fit > 0 and gain >= rules.explains * stretch.length_ns:
+            kept.append(reason)
+            passed.remove(reason)
+    return kept, passed
+
+
+def _overlapping(index: dict[str, Overlaps], node: str, start: int, end: int) -> list[Stretch]:
+    return index[node].within(start, end) if node in index else []

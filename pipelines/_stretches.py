@@ -6,19 +6,25 @@ import hashlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Two stretches belong together when they share at least this part of the shorter one: reads of
 # two ports are a moment apart, so neighbours in time overlap by a sample without any connection.
 SHARED = 0.2
+KINDS = ("wait", "busy", "received", "errors", "pauses")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
     """One stretch of one port (a row of model ``link_stretches``); None is unknown.
 
-    ``seen_from`` is the port that was sampled, where that is the one at the other end.
+    Attributes:
+        signal: What brought a waiting stretch to its level: wait, pause, marks or discards.
+        mark_rate: Mean ECN marks and notifications a second.
+        discard_rate: Mean packets dropped a second.
+        seen_from: The port that was sampled, where that is the one at the other end.
+        whole_start_ns: Where this is a part of a stretch, the start of the whole one.
     """
 
     link: str
@@ -32,7 +38,11 @@ class Stretch:
     bytes: float | None = None
     errors: float | None = None
     end_unknown: bool = False
+    signal: str | None = None
+    mark_rate: float | None = None
+    discard_rate: float | None = None
     seen_from: str | None = None
+    whole_start_ns: int | None = None
 
     @property
     def length_ns(self) -> int:
@@ -40,9 +50,43 @@ class Stretch:
         return self.end_ns - self.start_ns
 
     @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from other stretches of its kind; a part has that of the whole."""
+        whole = self.whole_start_ns
+        return self.link, self.start_ns if whole is None else whole
+
+    @property
     def id(self) -> str:
         """The same for the same port and start, whenever it is computed."""
-        return hash_id("link_episode", self.link, self.start_ns)
+        return hash_id("link_episode", *self.key)
+
+    @property
+    def step_ns(self) -> int:
+        """About how far apart its samples are."""
+        return self.length_ns // self.samples if self.samples else 0
+
+    def part(self, start_ns: int, end_ns: int, *, whole: bool) -> Stretch:
+        """The part of it within a span.
+
+        Args:
+            start_ns: Start of the span; the part starts no earlier than the stretch.
+            end_ns: End of the span.
+            whole: Whether the part keeps the identity of the whole.
+        """
+        start, end = max(self.start_ns, start_ns), min(self.end_ns, end_ns)
+        if (start, end) == (self.start_ns, self.end_ns):
+            return self
+        share = (end - start) / self.length_ns
+        return replace(
+            self,
+            start_ns=start,
+            end_ns=end,
+            samples=max(1, round(self.samples * share)) if self.samples else 0,
+            bytes=None if self.bytes is None else self.bytes * share,
+            errors=None if self.errors is None else self.errors * share,
+            end_unknown=self.end_unknown and end == self.end_ns,
+            whole_start_ns=self.key[1] if whole else None,
+        )
 
 
 def hash_id(*parts: object) -> str:
@@ -61,13 +105,18 @@ def together(a: Stretch, b: Stretch) -> bool:
     return shared > 0 and shared >= SHARED * min(a.length_ns, b.length_ns)
 
 
-def union_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """Time that at least one span covers."""
-    total, reached = 0, -(2**63)
-    for start, end in sorted(spans):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+def fit(a: Stretch, b: Stretch) -> float:
+    """How well two stretches agree in time: 0 not at all, 1 the same span.
+
+    Shared time over the time that either lasts; but what starts together, or ends together, to a
+    sample, is hardly so by chance.
+    """
+    if not together(a, b):
+        return 0.0
+    shared = overlap_ns(a, b)
+    slack = min(1.25 * max(a.step_ns, b.step_ns), 0.4 * min(a.length_ns, b.length_ns))
+    edges = (abs(a.start_ns - b.start_ns) <= slack) + (abs(a.end_ns - b.end_ns) <= slack)
+    return max(shared / (a.length_ns + b.length_ns - shared), (0.0, 0.7, 1.0)[edges])
 
 
 class Timeline:
@@ -88,6 +137,10 @@ class Timeline:
     def __iter__(self) -> Iterator[Stretch]:
         for link in sorted(self._by_link):
             yield from self._by_link[link]
+
+    def of(self, link: str) -> Sequence[Stretch]:
+        """All stretches of a link."""
+        return self._by_link.get(link, ())
 
     def within(self, link: str, start_ns: int, end_ns: int) -> Sequence[Stretch]:
         """Stretches of a link that overlap a span."""
@@ -117,8 +170,9 @@ class Timeline:
 
 def read_stretches(rows: Iterable[Mapping[str, Any]]) -> dict[str, Timeline]:
     """Timelines by kind, from rows of model ``link_stretches``."""
-    kinds: dict[str, list[Stretch]] = {"wait": [], "busy": [], "received": [], "errors": []}
+    kinds: dict[str, list[Stretch]] = {kind: [] for kind in KINDS}
+    names = [name for name in Stretch.__slots__ if name not in ("seen_from", "whole_start_ns")]
     for row in rows:
-        values = {name: row[name] for name in Stretch.__slots__ if name in row}
-        kinds[row["kind"]].append(Stretch(**values))
+        values = {name: row[name] for name in names if row.get(name) is not None}
+        kinds.setdefault(row["kind"], []).append(Stretch(**values))
     return {kind: Timeline(found) for kind, found in kinds.items()}

@@ -32,6 +32,13 @@ class EpisodeRules:
         sick_errors_per_s: A receiver with this many errors per second makes its link sick.
         context_s: How far around an episode a port is watched to tell a root from a port that is
             just as busy while nobody waits.
+        alike: Stretches of ports that are not neighbours, or of one host's ports, belong together
+            when they agree in time to this degree (shared time over the time of either).
+        rival: Of several ports that may be the reason of a wait, those that agree with it in
+            time to this share of the best one's degree are reasons too.
+        explains: A port that agrees less is a reason if it alone accounts for this share of it.
+        siblings_busy: Where this share of the ports that could have carried a saturated port's
+            traffic is saturated too, the load is too much for all: overload, no collision.
     """
 
     enter_wait: Levels = (0.02, 0.15, 0.5)
@@ -47,6 +54,10 @@ class EpisodeRules:
     busy_utilization: float = 0.9
     sick_errors_per_s: float = 0.2
     context_s: float = 60.0
+    alike: float = 0.7
+    rival: float = 0.75
+    explains: float = 0.2
+    siblings_busy: float = 0.5
 
     def __post_init__(self) -> None:
         for signal in ("wait", "marks", "discards"):
@@ -64,8 +75,9 @@ class EpisodeRules:
         for name in ("min_length_s", "max_gap_s", "context_s"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative")
-        if not 0 < self.busy_utilization <= 1:
-            raise UsageError(f"busy_utilization must be in (0, 1], not {self.busy_utilization}")
+        for name in ("busy_utilization", "alike", "rival", "explains", "siblings_busy"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UsageError(f"{name} must be in (0, 1], not {getattr(self, name)}")
 
     def to_json(self) -> dict[str, Any]:
         """JSON object; part of what a derived partition is computed from."""

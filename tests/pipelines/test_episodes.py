@@ -56,7 +56,7 @@ def test_incast_roots_in_the_saturated_port_that_itself_waits_for_nobody() -> No
     assert (root.link, root.mean_wait_fraction, root.peak_utilization) == (down(0, 0), 0.0, 1.0)
     assert found.id == hash_id("episode", down(0, 0), at(12))
     assert found.evidence["victims"] == 6
-    assert found.evidence["root_wait"] == 0.0
+    assert found.evidence["root_wait_fraction"] == 0.0
 
 
 def test_a_root_counts_from_when_something_waits_behind_it() -> None:
@@ -83,12 +83,15 @@ def test_collision_on_the_way_down_from_a_spine() -> None:
 
 
 def test_all_uplinks_full_is_overload() -> None:
-    found = episodes(
+    """One cause, so one episode; both uplinks have the role of a root."""
+    [found] = episodes(
         [waits(nic(0, slot), 5, 25) for slot in range(HOSTS)],
         [busy(up(0, 0), 5, 25), busy(up(0, 1), 5, 25)],
     )
-    assert {e.cause for e in found} == {"overload"}
-    assert {e.root for e in found} == {up(0, 0), up(0, 1)}
+    assert (found.cause, found.root) == ("overload", up(0, 0))
+    assert found.evidence["root_links"] == [up(0, 0), up(0, 1)]
+    roles = {m.link: found.role(m) for m in found.members}
+    assert (roles[up(0, 1)], roles[nic(0, 0)]) == ("root", "victim")
 
 
 def test_a_sick_link_roots_in_the_sender_and_names_the_receiver() -> None:
