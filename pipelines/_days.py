@@ -80,7 +80,7 @@ class _Day:
 def fabric_digests(inventory: Inventory, rules: EpisodeRules) -> dict[Rest, str]:
     """Digests of what a table may rest on beside its inputs."""
     identity = inventory.identity
-    names = (identity.hosts, identity.guids, identity.facts, identity.host_of)
+    names = (identity.hosts, identity.guids, identity.nodes, identity.facts, identity.host_of)
     return {
         "identity": digest(
             [sorted((str(k), repr(v)) for k, v in of.items()) for of in names],

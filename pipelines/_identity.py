@@ -1,8 +1,9 @@
 """One name for each port and host, whatever each source called it.
 
-``<host>/<device>/<port>`` becomes ``<node_guid>/<port>`` where some source knows both. A host
-loses its domain where no other host of the lake has the same first label. What fits two is left
-as it was read: nothing is guessed.
+``<host>/<device>/<port>`` becomes ``<node_guid>/<port>`` where some source knows both, and so does
+``<port_guid>/<port>``. A host loses its domain where no other host of the lake has the same first
+label. What fits two is left as it was read: nothing is guessed. The order of the rows does not
+matter.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ class PortFacts:
         rate_gbps: Rate as printed; None unknown.
         tick: Byte times on the whole port per wait tick where the counters do not say.
         ethernet: Whether it is an Ethernet port.
+        shifts: Where the clock of its host is off: (from, to, offset), nanoseconds, ``from`` and
+            ``to`` by that clock. For rows that the host itself stamped.
     """
 
     link: str
     rate_gbps: float | None
     tick: float
     ethernet: bool
+    shifts: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -51,6 +55,7 @@ class Identity:
         facts: Link (one name) -> what is known of the port.
         host_of: Link (one name) -> host, for ports of hosts.
         host_of_guid: Node GUID -> host.
+        nodes: Port GUID -> node GUID, where they differ.
         notes: What could not be told apart, for the summary.
     """
 
@@ -59,6 +64,7 @@ class Identity:
     facts: dict[str, PortFacts] = field(default_factory=dict)
     host_of: dict[str, str] = field(default_factory=dict)
     host_of_guid: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def host(self, name: str) -> str:
@@ -69,10 +75,16 @@ class Identity:
         """A link's one name."""
         parts = split_link(raw)
         if parts is None:
-            return raw
+            guid, _, port = raw.partition("/")
+            return f"{self.nodes[guid]}/{port}" if guid in self.nodes else raw
         host, device, port = self.host(parts[0]), parts[1], parts[2]
         guid = self.guids.get((host, device, port))
         return f"{guid}/{port}" if guid else f"{host}/{device}/{port}"
+
+    def cable(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of ``topology_links`` with the GUIDs of nodes at both ends."""
+        ends = {name: self.nodes.get(row[name], row[name]) for name in ("src_guid", "dst_guid")}
+        return {**row, **ends}
 
     def port(self, raw: str) -> PortFacts:
         """Facts of a port under any of its names."""
@@ -122,16 +134,19 @@ def identify(
     """Join what all sources say of ports.
 
     Args:
-        ports: Rows of ``ports``, oldest first.
+        ports: Rows of ``ports``; ``seen`` says when, nanoseconds, and what is newer counts.
         topology: Rows of ``topology_links``.
         hosts: Hosts that other tables name.
         links: Links that ``link_counters`` names.
     """
-    ports, topology = list(ports), list(topology)
+    ports = sorted(ports, key=_age)
+    topology = list(topology)
     named = [parts for link in links if (parts := split_link(link))]
     every = {*hosts, *(parts[0] for parts in named)}
     every |= {row["host"] for row in ports if row["host"]}
     identity = Identity(hosts=short_names(every))
+    _join_nodes(identity, ports)
+    topology = [identity.cable(row) for row in topology]
     known = set(identity.hosts.values())
     devices = {(identity.host(host), device) for host, device, _ in named}
     devices |= {
@@ -142,6 +157,28 @@ def identify(
     return identity
 
 
+def _age(row: Mapping[str, Any]) -> tuple[bool, int, list[tuple[str, bool, str]]]:
+    """Oldest first, undated before; what was seen at once by its content."""
+    seen = row.get("seen")
+    content = [(name, row[name] is not None, str(row[name])) for name in sorted(row)]
+    return seen is not None, seen or 0, content
+
+
+def _join_nodes(identity: Identity, ports: list[Mapping[str, Any]]) -> None:
+    """Learn which node a port's GUID belongs to; the GUID of a node itself is no port's."""
+    nodes = {row["node_guid"] for row in ports if row["node_guid"]}
+    of_port: dict[str, set[str]] = defaultdict(set)
+    for row in ports:
+        own = row.get("port_guid")
+        if own and row["node_guid"] and own not in nodes:
+            of_port[own].add(row["node_guid"])
+    for own, found in sorted(of_port.items()):
+        if len(found) == 1:
+            identity.nodes[own] = next(iter(found))
+        else:
+            identity.notes.append(f"port GUID {own} is of {len(found)} nodes: kept apart")
+
+
 def _join_guids(
     identity: Identity,
     ports: list[Mapping[str, Any]],
@@ -150,34 +187,48 @@ def _join_guids(
     devices: set[tuple[str, str]],
 ) -> None:
     direct: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    on_host: dict[str, set[str]] = defaultdict(set)
     for row in ports:
-        guid = _guid(row)
+        guid = _node(identity, row)
         if guid and row["host"]:
             host = identity.host(row["host"])
-            identity.host_of_guid.setdefault(guid, host)
+            on_host[guid].add(host)
             if row["device"] and row["port"] is not None:
                 direct[host, row["device"], row["port"]].add(guid)
-    described = {(_guid(row), row["node_description"], row["port"]) for row in ports}
+    described = {(_node(identity, row), row["node_description"], row["port"]) for row in ports}
     described |= {(row["src_guid"], row["src_name"], row["src_port"]) for row in topology}
+    described |= {(row["dst_guid"], row["dst_name"], row["dst_port"]) for row in topology}
     told: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    said: dict[str, set[str]] = defaultdict(set)
+    adapters: dict[tuple[str, str], set[str]] = defaultdict(set)
     for guid, description, port in described:
         words = set((description or "").replace("'", " ").lower().split())
         found = {name for word in words if (name := identity.hosts.get(word, word)) in known}
         if guid is None or len(found) != 1:
             continue
         host = found.pop()
-        identity.host_of_guid.setdefault(guid, host)
         others = {word for word in words if identity.host(word) != host}
-        on_host = {word for word in others if (host, word) in devices or _DEVICE.fullmatch(word)}
-        if len(on_host) == 1 and port is not None:
-            told[host, on_host.pop(), port].add(guid)
-    for place, guids in {**told, **direct}.items():
+        device = {word for word in others if (host, word) in devices or _DEVICE.fullmatch(word)}
+        if len(device) == 1:
+            adapters[host, *device].add(guid)
+        if len(device) == 1 and port is not None:
+            told[host, next(iter(device)), port].add(guid)
+        said[guid].add(host)
+    # Two adapters that call themselves the same device of one host: one of the two is wrong.
+    doubtful = {guid for guids in adapters.values() if len(guids) > 1 for guid in guids}
+    for guid in sorted(said.keys() | on_host.keys()):
+        hosts = on_host.get(guid) or (set() if guid in doubtful else said[guid])
+        if len(hosts) == 1:
+            identity.host_of_guid[guid] = next(iter(hosts))
+        elif hosts:
+            identity.notes.append(f"adapter {guid} is on {len(hosts)} hosts: on none for certain")
+    for place, guids in sorted({**told, **direct}.items()):
         if len(guids) == 1:
             identity.guids[place] = next(iter(guids))
         else:
-            host, device, port = place
+            host, name, port = place
             identity.notes.append(
-                f"{host}/{device}/{port} is {len(guids)} different adapters: kept apart"
+                f"{host}/{name}/{port} is {len(guids)} different adapters: kept apart"
             )
 
 
@@ -186,11 +237,12 @@ def _collect_facts(
 ) -> None:
     rates: dict[str, float] = {
         f"{row['src_guid']}/{row['src_port']}": row["rate_gbps"]
-        for row in topology
+        for row in sorted(topology, key=_age)
         if row["rate_gbps"]
     }
     layers: dict[str, str] = {}
     ticks: dict[str, float] = {}
+    on_host: dict[str, set[str]] = defaultdict(set)
     for row in ports:
         link = identity.link(row["link"] or "")
         if row["rate_gbps"]:
@@ -202,7 +254,10 @@ def _collect_facts(
             lanes = int(digits) if digits.isdigit() else _LANES
             ticks[link] = _TICK_PER_LANE[row["device_family"]] * lanes
         if row["host"]:
-            identity.host_of[link] = identity.host(row["host"])
+            on_host[link].add(identity.host(row["host"]))
+    identity.host_of = {
+        link: next(iter(hosts)) for link, hosts in sorted(on_host.items()) if len(hosts) == 1
+    }
     for link in sorted({*rates, *layers, *ticks}):
         identity.facts[link] = PortFacts(
             link=link,
@@ -212,9 +267,9 @@ def _collect_facts(
         )
 
 
-def _guid(row: Mapping[str, Any]) -> str | None:
+def _node(identity: Identity, row: Mapping[str, Any]) -> str | None:
     """The node GUID of a row of ``ports``, from its own column or from its link's name."""
     if row["node_guid"]:
         return str(row["node_guid"])
-    link = row["link"] or ""
+    link = identity.link(row["link"] or "")
     return link.partition("/")[0] if link.startswith("0x") else None

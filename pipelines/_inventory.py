@@ -13,11 +13,11 @@ from xtune.pipelines._identity import Identity, identify
 from xtune.pipelines._state import RawRecord, State
 
 _PORTS = """
-    SELECT host, device, port, node_guid, link, node_description, rate_gbps, width, link_layer,
-        device_family, epoch_ns(max(ts)) AS seen
+    SELECT host, device, port, node_guid, port_guid, link, node_description, rate_gbps, width,
+        link_layer, device_family, epoch_ns(max(ts)) AS seen
     FROM {} GROUP BY ALL
-    ORDER BY seen NULLS FIRST, link, host, device, port, node_guid, node_description, rate_gbps,
-        width, link_layer, device_family
+    ORDER BY seen NULLS FIRST, link, host, device, port, node_guid, port_guid, node_description,
+        rate_gbps, width, link_layer, device_family
 """
 _TOPOLOGY = """
     SELECT * EXCLUDE (seen)
@@ -60,6 +60,7 @@ class Inventory:
         self.identity: Identity = identify(
             ports, self.topology, hosts, {link for link, _ in links}
         )
+        self.topology = [self.identity.cable(row) for row in self.topology]
 
     def record(self, file: DataFile) -> RawRecord:
         """What one raw file holds."""

@@ -18,7 +18,7 @@ GUID = A[:18]
 def port(**values: Any) -> dict[str, Any]:
     names = (
         "host", "device", "port", "node_guid", "link", "node_description", "rate_gbps", "width",
-        "link_layer", "device_family",
+        "link_layer", "device_family", "port_guid", "seen",
     )  # fmt: skip
     return {name: values.get(name) for name in names}
 
@@ -100,9 +100,9 @@ def test_two_adapters_of_one_name_stay_apart() -> None:
 
 def test_facts_come_from_the_newest_row_that_has_them() -> None:
     rows = [
-        port(link=A, rate_gbps=100.0, link_layer="InfiniBand", device_family="Switch-IB"),
-        port(link=A, rate_gbps=200.0, width="2X"),
-        port(link=A),
+        port(link=A, rate_gbps=100.0, link_layer="InfiniBand", device_family="Switch-IB", seen=1),
+        port(link=A, rate_gbps=200.0, width="2X", seen=2),
+        port(link=A, seen=3),
     ]
     facts = identify(rows, [], [], []).port(A)
     assert (facts.rate_gbps, facts.ethernet, facts.tick) == (200.0, False, 32.0 * 4)
