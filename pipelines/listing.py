@@ -1,4 +1,4 @@
-"""``list_episodes``: the two episode tables, the costliest first."""
+"""``list_episodes``: the two episode tables, the costliest first; ``list_ports``: hot ports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from xtune.lake import Lake
 
 
 def list_episodes(
-    lake: Lake, *, top: int | None = None, job: str | None = None, link: str | None = None
+    lake: Lake,
+    *,
+    top: int | None = None,
+    job: str | None = None,
+    link: str | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    episode: str | None = None,
 ) -> tuple[pa.Table, pa.Table]:
     """Episodes and their link episodes.
 
@@ -18,6 +25,9 @@ def list_episodes(
         top: Only this many, the costliest (then the longest).
         job: Only those that hit this job.
         link: Only those with this link.
+        since_ns: Only those that end after this instant, nanoseconds since the epoch.
+        until_ns: Only those that begin before it.
+        episode: Only those whose id begins with this.
 
     Returns:
         Rows of ``derived/episodes``, the costliest first, and those of ``derived/link_episodes``
@@ -28,9 +38,13 @@ def list_episodes(
         episodes = episodes.filter(_holds(episodes["jobs"], job))
     if link is not None:
         episodes = episodes.filter(_holds(episodes["links"], link))
-    length = pc.subtract(
-        episodes["end_ts"].cast(pa.int64()), episodes["start_ts"].cast(pa.int64())
-    )
+    if since_ns is not None:
+        episodes = episodes.filter(pc.greater(_ns(episodes["end_ts"]), since_ns))
+    if until_ns is not None:
+        episodes = episodes.filter(pc.less(_ns(episodes["start_ts"]), until_ns))
+    if episode is not None:
+        episodes = episodes.filter(pc.starts_with(episodes["episode_id"], episode))
+    length = pc.subtract(_ns(episodes["end_ts"]), _ns(episodes["start_ts"]))
     ranked = episodes.append_column("length", length).sort_by(
         [
             ("idle_gpu_hours", "descending"),
@@ -52,6 +66,18 @@ def list_episodes(
         )
     )
     return episodes, members.take(pa.array([index for *_, index in order], pa.int64()))
+
+
+def list_ports(lake: Lake, *, top: int | None = None) -> pa.Table:
+    """Rows of ``derived/link_totals``: most lost bytes for those sent first, unknown last."""
+    ports = lake.read("derived/link_totals").sort_by(
+        [("lost_to_sent", "descending"), ("lost_bytes", "descending"), ("link", "ascending")]
+    )
+    return ports if top is None else ports.slice(0, top)
+
+
+def _ns(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    return times.cast(pa.int64())
 
 
 def _holds(lists: pa.ChunkedArray, value: str) -> pa.Array:

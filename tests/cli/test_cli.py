@@ -28,7 +28,7 @@ FLAGS = {
     "collect": "debug dry-run duration fabric follow help host host-map interval job json kind "
     "label lake list map procfs rank run since step strict sysfs time-from tz until url",
     "rebuild": "debug help json lake since until",
-    "episodes": "debug help job json lake link top",
+    "episodes": "debug explain help job json lake link ports since top until",
     "query": "debug help json lake",
     "calibrate": "debug help json lake",
     "simulate": "debug help iterations json lake policy seed seeds workers",
