@@ -15,6 +15,7 @@ from xtune.pipelines._clock_counters import Lag
 from xtune.pipelines._clock_fabric import Sampled, find_lags, find_ports, sampling_ns
 from xtune.pipelines._engine import Session
 from xtune.pipelines._identity import Identity
+from xtune.pipelines._state import digest
 from xtune.pipelines._tables import DayInput, DayTable
 
 FABRIC = "fabric"
@@ -110,10 +111,21 @@ class Clocks:
         place = bisect_right(found, at_ns, key=lambda stretch: stretch[0]) - 1
         return found[place][2] if place >= 0 and at_ns < found[place][1] else 0
 
-    def within(self, host: str | None, start_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
+    def within(
+        self, host: str | None, start_ns: int, end_ns: int
+    ) -> tuple[tuple[int, int, int], ...]:
         """The stretches of a host's clock that touch a span of it."""
         found = self.stretches.get(host or "", [])
-        return [stretch for stretch in found if stretch[0] < end_ns and stretch[1] > start_ns]
+        return tuple(s for s in found if s[0] < end_ns and s[1] > start_ns)
+
+    def mark(self, start_ns: int, end_ns: int) -> str:
+        """Digest of all stretches that touch a span; empty where every clock is right."""
+        off = [
+            (host, found)
+            for host in sorted(self.stretches)
+            if (found := self.within(host, start_ns, end_ns))
+        ]
+        return digest(off) if off else ""
 
     def load(self, session: Session) -> None:
         """Make relation ``host_clocks``: host, from_ns, to_ns, offset_ns."""

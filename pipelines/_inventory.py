@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake
+from xtune.pipelines._clocks import Clocks
 from xtune.pipelines._engine import Session, files_relation
-from xtune.pipelines._identity import Identity, identify
+from xtune.pipelines._identity import Identity, PortFacts, identify
 from xtune.pipelines._state import RawRecord, State
 
+# Tables that name hosts, beside the counters.
+_HOSTED = ("collectives", "gpu_samples")
 _PORTS = """
     SELECT host, device, port, node_guid, port_guid, link, node_description, rate_gbps, width,
         link_layer, device_family, epoch_ns(max(ts)) AS seen
@@ -40,6 +44,7 @@ class Inventory:
     Attributes:
         topology: Directed links, the latest discovery of each sending port.
         identity: One name for each port and host.
+        clocks: Which hosts' clocks are off, and when; known once ``clock_offsets`` is made.
     """
 
     def __init__(self, lake: Lake, session: Session, state: State) -> None:
@@ -49,10 +54,7 @@ class Inventory:
         self._look_through(session)
         self.topology = _rows(session, lake, "topology_links", _TOPOLOGY)
         ports = _rows(session, lake, "ports", _PORTS)
-        hosts: set[str] = set()
-        for table in ("collectives", "gpu_samples"):
-            query = "SELECT DISTINCT host FROM {} WHERE host IS NOT NULL"
-            hosts |= {row["host"] for row in _rows(session, lake, table, query)}
+        hosts = self._hosts_beside(session)
         links = {
             pair for name in {r.links for r in state.raw.values()} for pair in self._set(name)
         }
@@ -61,6 +63,13 @@ class Inventory:
             ports, self.topology, hosts, {link for link, _ in links}
         )
         self.topology = [self.identity.cable(row) for row in self.topology]
+        self.clocks = Clocks()
+
+    def port(self, raw: str, start_ns: int, end_ns: int) -> PortFacts:
+        """Facts of a port under any of its names, and how its host's clock is off in a span."""
+        port = self.identity.port(raw)
+        shifts = self.clocks.within(self.identity.host_of_link(port.link), start_ns, end_ns)
+        return replace(port, shifts=shifts) if shifts else port
 
     def record(self, file: DataFile) -> RawRecord:
         """What one raw file holds."""
@@ -89,6 +98,23 @@ class Inventory:
                 null_rate=any(found["null_rate"].to_pylist()),
                 deltas=any(found["deltas"].to_pylist()),
             )
+
+    def _hosts_beside(self, session: Session) -> set[str]:
+        """Hosts that other raw tables name; each file is read once."""
+        files = {self._name(f): f for table in _HOSTED for f in self._lake.files(table)}
+        known = self._state.hosts
+        for name in known.keys() - files.keys():
+            del known[name]
+        for name, file in files.items():
+            if name in known and self._state.has([known[name]]):
+                continue
+            found = session.arrow(
+                f"SELECT DISTINCT host FROM {files_relation([file.path])}"
+                " WHERE host IS NOT NULL ORDER BY host"
+            )
+            known[name] = self._state.keep_table("hosts", found)
+        sets = [pq.read_table(self._state.path(name)) for name in sorted({*known.values()})]
+        return {host for found in sets for host in found["host"].to_pylist()}
 
     def _set(self, name: str) -> list[tuple[str, str | None]]:
         if name not in self._links:

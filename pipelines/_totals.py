@@ -29,7 +29,7 @@ def _prepare(given: DayInput) -> list[str]:
     )
     state = State.load(given.lake.root)
     keys = sorted(state.chunks, key=key_span_ns)[-1:]
-    carried = [state.path(state.chunks[key].carry) for key in keys]
+    carried = [state.path(part.carry) for key in keys for part in state.chunks[key].parts]
     session.view(
         "readings",
         "FROM undated_readings"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +13,10 @@ import pyarrow as pa
 from xtune.errors import NoDataError
 from xtune.lake import Lake
 from xtune.pipelines._chunks import DAY_ROWS
+from xtune.pipelines._clocks import Clocks
 from xtune.pipelines._compaction import Compacted, compact
 from xtune.pipelines._days import DayContext, DaysDone, fabric_digests, refresh_days
-from xtune.pipelines._engine import Session, connect, files_relation
+from xtune.pipelines._engine import Session, files_relation
 from xtune.pipelines._episodes import Episode, build_episodes, seen_from_receivers
 from xtune.pipelines._impact import run_impact
 from xtune.pipelines._inventory import Inventory
@@ -25,6 +25,7 @@ from xtune.pipelines._state import State, TableRecord, digest
 from xtune.pipelines._stretches import read_stretches
 from xtune.pipelines._tables import day_tables
 from xtune.pipelines._topology import Topology
+from xtune.pipelines._work import Work
 from xtune.pipelines._write import known_contents, live_files, names_of, publish, write_rows
 from xtune.pipelines.rules import EpisodeRules
 from xtune.tables import DERIVED_TABLES, TABLES
@@ -126,9 +127,10 @@ def rebuild(
     with lake.exclusive("rebuild"):
         state = State.load(lake.root)
         scratch = lake.scratch("derived/link_rates")
-        with _connect(rules, threads, memory, scratch) as session:
+        work = Work(rules=rules, memory=memory, threads=threads)
+        with work.connect(scratch) as session:
             report(0, "compaction")
-            compacted = compact(lake, session, day_rows)
+            compacted = compact(lake, session, day_rows, state=state)
             inventory = Inventory(lake, session, state)
             code = code_digest(rules)
             topology = Topology.build(inventory.topology, inventory.identity)
@@ -139,13 +141,14 @@ def rebuild(
                 rules=rules,
                 code=source_digest(),
                 fabric=fabric_digests(inventory, rules),
-                connect=lambda: _connect(rules, threads, memory, scratch),
+                connect=lambda: work.connect(scratch),
             )
             span = _ns(since, 0), _ns(until, _EVER_NS)
             tables = day_tables()
             early = [table for table in tables if table.before_rates]
             done = refresh_days(early, context, state, lambda text: report(0, text), *span)
-            refresher = Refresher(lake, session, state, inventory, code, day_rows)
+            inventory.clocks = Clocks.read(lake)
+            refresher = Refresher(lake, state, inventory, code, work, day_rows)
             refreshed = refresher.run(*span, report)
             _finish(lake, session, state, inventory, topology, rules, code, report)
             state.save()
@@ -154,15 +157,6 @@ def rebuild(
             done += refresh_days(late, context, state, lambda text: report(last, text), *span)
             state.save()
         return _summary(lake, state, inventory, refreshed, done, compacted)
-
-
-def _connect(
-    rules: EpisodeRules, threads: int | None, memory: str | None, scratch: Path
-) -> Session:
-    """A session with the rules as its variables."""
-    session = connect(threads=threads, memory=memory, scratch=scratch)
-    session.set_variables(rules.to_json())
-    return session
 
 
 def code_digest(rules: EpisodeRules) -> str:
@@ -194,7 +188,7 @@ def _finish(
     raw = {table: lake.files(table) for table in ("collectives", "steps")}
     inputs = digest(
         code,
-        [(state.chunks[k].runs, state.chunks[k].carry) for k in keys],
+        [state.chunks[k].stored for k in keys],
         inventory.topology,
         sorted(inventory.identity.host_of_guid.items()),
         sorted(inventory.identity.hosts.items()),
@@ -238,9 +232,10 @@ def _episodes(
     if not keys:
         return []
     runs = files_relation(
-        state.path(name) for name in sorted({state.chunks[k].runs for k in keys})
+        state.path(name)
+        for name in sorted({part.runs for key in keys for part in state.chunks[key].parts})
     )
-    last = files_relation([state.path(state.chunks[keys[-1]].carry)])
+    last = files_relation(state.path(part.carry) for part in state.chunks[keys[-1]].parts)
     session.view("runs", f"FROM {runs}")
     session.view(
         "last_known",

@@ -16,6 +16,7 @@ from xtune.pipelines._engine import connect
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._refresh import Refreshed, Refresher
 from xtune.pipelines._state import State
+from xtune.pipelines._work import Work
 from xtune.pipelines.runner import code_digest
 from xtune.tables import TABLES
 
@@ -118,7 +119,8 @@ def refresh(
         session.set_variables(rules.to_json())
         compact(lake, session, day_rows)
         inventory = Inventory(lake, session, state)
-        refresher = Refresher(lake, session, state, inventory, code_digest(rules), day_rows)
+        work = Work(rules=rules, threads=1)
+        refresher = Refresher(lake, state, inventory, code_digest(rules), work, day_rows)
         done = refresher.run(0, 2**63 - 1, lambda done, text: None)
         state.save()
     return done, state

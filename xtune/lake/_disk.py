@@ -39,6 +39,11 @@ def take_lock(path: Path) -> int:
     return _lock(path, fcntl.LOCK_EX)
 
 
+def share_lock(path: Path) -> int:
+    """Wait until nobody holds an exclusive lock and take a shared one: its descriptor."""
+    return _lock(path, fcntl.LOCK_SH)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock; waits for it."""

@@ -135,3 +135,10 @@ class Lake:
             raise LakeError(f"another {name} of {self.root} is running", "wait for it to end")
         with _disk.held(descriptor):
             yield
+
+    @contextmanager
+    def shared(self, name: str) -> Iterator[None]:
+        """Do ``name`` beside others that do; none of them is in :meth:`exclusive` meanwhile."""
+        self.ledger.create()
+        with _disk.held(_disk.share_lock(self.ledger.folder / f"{name}.lock")):
+            yield

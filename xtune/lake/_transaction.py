@@ -150,8 +150,11 @@ class Transaction:
         for temporary, _ in self._done:
             temporary.unlink(missing_ok=True)
 
-    def commit(self) -> None:
+    def commit(self) -> list[str]:
         """Make everything durable, then visible with one rename.
+
+        Returns:
+            The new files' paths, relative to the lake; adopted ones in the order of adoption.
 
         Raises:
             ConflictError: A file to remove is no longer live, or an input is already recorded.
@@ -161,11 +164,12 @@ class Transaction:
             for part in list(self._open.values()):
                 self._close(part)
             if self._done or self._removes or self._records:
-                self._commit()
+                return self._commit()
+            return []
         finally:
             self.abort()  # what was moved into place is no longer there to delete
 
-    def _commit(self) -> None:
+    def _commit(self) -> list[str]:
         ledger = self._lake.ledger
         state = ledger.load()
         for _ in range(COMMIT_ATTEMPTS):
@@ -175,8 +179,7 @@ class Transaction:
                 state = ledger.load()
                 self._check_conflicts(state)
                 if self._forgets(state) == forgets and rewritten.fits(state.files.values()):
-                    self._publish(state, rewritten.added, rewritten.removed, forgets)
-                    return
+                    return self._publish(state, rewritten.added, rewritten.removed, forgets)
             rewritten.discard()
         raise ConflictError("the lake kept changing", "try again when less writes to it")
 
@@ -203,7 +206,7 @@ class Transaction:
         rewritten: list[tuple[Path, DataFile]],
         replaced: list[DataFile],
         forgets: frozenset[str],
-    ) -> None:
+    ) -> list[str]:
         adds = []
         folders = set()
         for temporary, file in [*self._done, *rewritten]:
@@ -221,6 +224,7 @@ class Transaction:
             inputs=self._records.values(),
             forgets=forgets,
         )
+        return [self._name(file) for file in adds]
 
     def _bound_memory(self) -> None:
         buffered = sum(part.buffered_bytes for part in self._open.values())
