@@ -1,18 +1,56 @@
-"""From episodes to what they cost: collectives slowed, steps hit, GPU hours idle."""
+"""From episodes to what they cost: collectives slowed, steps hit, GPU hours idle.
+
+One UTC day at a time, from what that day and the 24 hours before it hold: no number of a day that
+is over changes because another day arrives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from xtune.lake import Lake
-from xtune.pipelines._engine import Session, empty_relation, files_relation
+from xtune.pipelines._chunks import NS_PER_DAY, day_start_ns, ns_date, touches
+from xtune.pipelines._engine import Session, empty_relation, files_relation, moment
 from xtune.pipelines._episodes import Episode
 from xtune.pipelines._identity import Identity
+from xtune.pipelines._impact_places import episode_hosts, fabric_hosts
+from xtune.pipelines._tables import DayInput
 from xtune.pipelines._topology import Topology
+from xtune.pipelines.rules import EpisodeRules
 from xtune.tables import TABLES, list_of
 
+#: Raw tables that :func:`impact_day` reads, from the day before to the day after: the 24 hours
+#: before are what is usual; of the day after, what straddles midnight.
+IMPACT_INPUTS = ("collectives", "steps", "gpu_busy")
+#: Derived tables that :func:`impact_day` makes, each with rows of its day only.
+IMPACT_TABLES = ("collective_impact", "episode_costs", "impact_by")
+
+_HOUR_NS = 3600 * 10**9
+_MODELS = (
+    "collective_samples",
+    "collective_groups",
+    "job_sizes",
+    "step_spans",
+    "job_hosts",
+    "episode_jobs",
+    "collective_episodes",
+    "clear_collectives",
+    "expectations",
+    "fit_samples",
+)
+_MODELS_PRICED = (
+    "busy_spans",
+    "collective_expected",
+    "collective_tails",
+    "collective_impact",
+    "step_episodes",
+    "step_costs",
+    "rank_losses",
+    "episode_costs",
+    "impact_by",
+)
 _HEADS = pa.schema(
     [
         ("episode_id", pa.string()),
@@ -40,24 +78,69 @@ _MEMBERS = pa.schema(
         ("evidence", pa.string()),
     ]
 )
-_PAIRS = pa.schema([("episode_id", pa.string()), ("job", pa.string())])
+_CLOCKS = (
+    "SELECT NULL::VARCHAR AS host, NULL::BIGINT AS from_ns, NULL::BIGINT AS to_ns,"
+    " NULL::BIGINT AS offset_ns WHERE false"
+)
 
 
-def load_episodes(session: Session, episodes: Iterable[Episode]) -> None:
-    """Relations ``episode_heads``, ``episode_spans`` and ``episode_members``."""
+def impact_day(
+    given: DayInput, episodes: Iterable[Episode], sizes: Mapping[str | None, int] | None = None
+) -> None:
+    """Make the relations :data:`IMPACT_TABLES` of one day.
+
+    Args:
+        given: The session has :data:`IMPACT_INPUTS` of the day and of the days beside it, and
+            ``host_clocks`` where offsets are known.
+        episodes: Those that overlap the day or the 24 hours before it; others are passed over.
+        sizes: Job -> ranks, for jobs whose size the days at hand do not tell.
+    """
+    from xtune.pipelines._impact_fit import fit_kinds
+
+    session = given.session
+    low, high = given.start_ns - NS_PER_DAY, given.end_ns + _HOUR_NS
+    near = [e for e in episodes if e.start_ns < high and e.end_ns > low]
+    session.set_variables({"impact_from_ns": given.start_ns, "impact_to_ns": given.end_ns})
+    _load_heads(session, near)
+    session.load("episode_hosts", episode_hosts(near, given.topology, given.identity))
+    session.load("fabric_hosts", fabric_hosts(given.identity))
+    names = sorted(given.identity.hosts.items())
+    session.load(
+        "host_names",
+        pa.table(
+            {
+                "host": pa.array([host for host, _ in names], pa.string()),
+                "name": pa.array([name for _, name in names], pa.string()),
+            }
+        ),
+    )
+    known = list((sizes or {}).items())
+    session.load(
+        "known_sizes",
+        pa.table(
+            {
+                "job": pa.array([job for job, _ in known], pa.string()),
+                "ranks": pa.array([ranks for _, ranks in known], pa.int64()),
+            }
+        ),
+    )
+    if not session.rows("FROM duckdb_tables() WHERE table_name = 'host_clocks'"):
+        session.table("host_clocks", _CLOCKS)
+    for name in _MODELS:
+        session.create(name)
+    session.load("expectation_fits", fit_kinds(session.arrow("FROM fit_samples")))
+    for name in _MODELS_PRICED:
+        session.create(name)
+
+
+def create_episodes(session: Session, episodes: Iterable[Episode]) -> None:
+    """Make the relations ``link_episodes`` and ``episodes``.
+
+    Args:
+        session: Has ``episode_costs`` and ``impact_by`` of all days of these episodes.
+        episodes: Any part of them: each row rests on its episode alone.
+    """
     episodes = list(episodes)
-    heads = [
-        {
-            "episode_id": e.id,
-            "start_ns": e.start_ns,
-            "end_ns": e.end_ns,
-            "links": sorted({member.link for member in e.members}),
-            "root_link": e.root,
-            "cause": e.cause,
-            "evidence": e.evidence_text(),
-        }
-        for e in episodes
-    ]
     members = [
         {
             "link_episode_id": m.id,
@@ -76,9 +159,53 @@ def load_episodes(session: Session, episodes: Iterable[Episode]) -> None:
         for e in episodes
         for m in e.members
     ]
-    session.load("episode_heads", pa.Table.from_pylist(heads, schema=_HEADS))
+    _load_heads(session, episodes)
     session.load("episode_members", pa.Table.from_pylist(members, schema=_MEMBERS))
-    session.table("episode_spans", "SELECT episode_id, start_ns, end_ns FROM episode_heads")
+    session.create("link_episodes")
+    session.create("episodes")
+
+
+def _load_heads(session: Session, episodes: list[Episode]) -> None:
+    heads = [
+        {
+            "episode_id": e.id,
+            "start_ns": e.start_ns,
+            "end_ns": e.end_ns,
+            "links": sorted({member.link for member in e.members}),
+            "root_link": e.root,
+            "cause": e.cause,
+            "evidence": e.evidence_text(),
+        }
+        for e in episodes
+    ]
+    session.load("episode_heads", pa.Table.from_pylist(heads, schema=_HEADS))
+
+
+def impact_dates(lake: Lake) -> list[str]:
+    """Days that have something to tell: those of collectives and steps.
+
+    An hour around them counts too: on the reference clock a row may be of the day beside.
+    """
+    days: set[int] = set()
+    for table in ("collectives", "steps"):
+        for file in lake.files(table):
+            if file.min_ts_ns is not None and file.max_ts_ns is not None:
+                first = (file.min_ts_ns - _HOUR_NS) // NS_PER_DAY
+                days |= {*range(first, (file.max_ts_ns + _HOUR_NS) // NS_PER_DAY + 1)}
+    return [ns_date(day * NS_PER_DAY) for day in sorted(days)]
+
+
+def job_sizes(lake: Lake, session: Session) -> dict[str | None, int]:
+    """Ranks of every job of the lake: its largest communicator, or the ranks seen if more."""
+    files = lake.files("collectives")
+    if not files:
+        return {}
+    found = session.rows(
+        "SELECT job, greatest(max(comm_size), count(DISTINCT rank)) AS ranks"
+        f" FROM {files_relation(file.path for file in files)}"
+        " WHERE extra['program'] IS NULL GROUP BY job"
+    )
+    return {job: ranks for job, ranks in found if ranks}
 
 
 def run_impact(
@@ -87,71 +214,40 @@ def run_impact(
     episodes: list[Episode],
     topology: Topology,
     identity: Identity,
+    rules: EpisodeRules,
 ) -> None:
-    """Make ``collective_impact``, ``link_episodes`` and ``episodes`` (temporary tables)."""
-    load_episodes(session, episodes)
-    for table in ("collectives", "steps"):
-        files = lake.files(table)
-        relation = (
-            files_relation(file.path for file in files) if files else empty_relation(TABLES[table])
+    """Make :data:`IMPACT_TABLES`, ``link_episodes`` and ``episodes`` of the whole lake."""
+    sizes = job_sizes(lake, session)
+    for name in IMPACT_TABLES:
+        session.table(f"all_{name}", f"FROM {empty_relation(TABLES[f'derived/{name}'])}")
+    for date in impact_dates(lake):
+        start, end = day_start_ns(date), day_start_ns(date) + NS_PER_DAY
+        for table in IMPACT_INPUTS:
+            session.view(table, _of_days(lake, table, start - NS_PER_DAY, end + NS_PER_DAY))
+        given = DayInput(
+            lake=lake,
+            session=session,
+            date=date,
+            start_ns=start,
+            end_ns=end,
+            identity=identity,
+            topology=topology,
+            rules=rules,
         )
-        session.view(table, f"FROM {relation}")
-    session.create("collective_samples")
-    pairs = _strangers(session, episodes, topology, identity)
-    session.load("episode_jobs", pa.Table.from_pylist(pairs, schema=_PAIRS))
-    for name in (
-        "collective_episodes",
-        "expectations",
-        "collective_impact",
-        "link_episodes",
-        "episodes",
-    ):
-        session.create(name)
+        impact_day(given, episodes, sizes)
+        for name in IMPACT_TABLES:
+            session.execute(f"INSERT INTO all_{name} FROM {name}")
+    for name in IMPACT_TABLES:
+        session.table(name, f"FROM all_{name}")
+    create_episodes(session, episodes)
 
 
-def _strangers(
-    session: Session,
-    episodes: list[Episode],
-    topology: Topology,
-    identity: Identity,
-) -> list[dict[str, str]]:
-    """Pairs of episode and job that have no host in common, where all hosts are known."""
-    rows = session.rows(
-        "SELECT job, host FROM collective_samples WHERE job IS NOT NULL GROUP BY job, host"
+def _of_days(lake: Lake, table: str, start_ns: int, end_ns: int) -> str:
+    contract = TABLES[table]
+    files = [file for file in lake.files(table) if touches(file, start_ns, end_ns)]
+    if not files:
+        return f"FROM {empty_relation(contract)}"
+    return (
+        f"FROM {files_relation(file.path for file in files)}"
+        f" WHERE {contract.time} >= {moment(start_ns)} AND {contract.time} < {moment(end_ns)}"
     )
-    known = set(identity.host_of_guid.values())
-    hosts: dict[str, set[str] | None] = {}
-    for job, host in rows:
-        name = identity.host(host) if host else None
-        so_far = hosts.setdefault(job, set())
-        if name is None or name not in known:
-            hosts[job] = None
-        elif so_far is not None:
-            so_far.add(name)
-    placed = {job: of_job for job, of_job in hosts.items() if of_job}
-    pairs = []
-    for episode in episodes if placed else []:
-        touched = _hosts_touched(episode, topology, identity)
-        pairs += [
-            {"episode_id": episode.id, "job": job}
-            for job, of_job in sorted(placed.items())
-            if touched and not touched & of_job
-        ]
-    return pairs
-
-
-def _hosts_touched(episode: Episode, topology: Topology, identity: Identity) -> set[str]:
-    """Hosts at the ends of an episode's links, and those of the leaves at their ends."""
-    touched = set()
-    for member in episode.members:
-        hop = topology.hops.get(member.link)
-        if hop is None:
-            host = identity.host_of_link(member.link)
-            touched |= {host} if host else set()
-            continue
-        for node in (hop.node, hop.next_node):
-            near = {topology.hops[link].next_node for link in topology.out_of.get(node, [])}
-            for adapter in {node, *near}:
-                if topology.is_host(adapter) and adapter in identity.host_of_guid:
-                    touched.add(identity.host_of_guid[adapter])
-    return touched

@@ -30,7 +30,13 @@ from xtune.pipelines._write import known_contents, live_files, names_of, publish
 from xtune.pipelines.rules import EpisodeRules
 from xtune.tables import DERIVED_TABLES, TABLES
 
-_FINAL = ("derived/link_episodes", "derived/episodes", "derived/collective_impact")
+_FINAL = (
+    "derived/link_episodes",
+    "derived/episodes",
+    "derived/collective_impact",
+    "derived/episode_costs",
+    "derived/impact_by",
+)
 _ALWAYS = ("derived/link_rates", *_FINAL)
 _EVER_NS = 2**63 - 1
 
@@ -204,7 +210,7 @@ def _finish(
     report(len(keys), "episodes")
     episodes = _episodes(session, state, keys, topology, inventory, rules)
     report(len(keys) + 1, "impact")
-    run_impact(lake, session, episodes, topology, inventory.identity)
+    run_impact(lake, session, episodes, topology, inventory.identity, rules)
     written = {}
     with lake.begin() as transaction:
         for table in _FINAL:

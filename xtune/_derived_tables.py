@@ -70,9 +70,54 @@ EPISODES = Table(
         Column("slowdown", F64, ">= 1", "median slowdown of those collectives"),
         Column("idle_gpu_hours", F64, "GPU hours", "accelerator time lost to it"),
         Column("steps_affected", I64, "steps", "training steps it overlaps"),
+        Column("skipped", I64, "steps", "of them, steps whose update was skipped"),
+        Column("loss_before", F64, "nat", "median of five steps before, of the job hit most"),
+        Column("loss_after", F64, "nat", "median of five steps after"),
     ),
     sort=("start_ts",),
     key=("episode_id",),
+)
+
+EPISODE_COSTS = Table(
+    "derived/episode_costs",
+    "what one episode cost one job on one UTC day",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day", False),
+        Column("episode_id", STR, "", "the episode", False),
+        Column("job", STR, "", "job"),
+        Column("certain", BOOL, "", "a host of the job is known to be on it; else not ruled out"),
+        Column("ranks", I64, "ranks", "largest communicator of the job, or ranks seen if more"),
+        Column("steps_affected", I64, "steps", "training steps it overlaps; null without a log"),
+        Column("skipped", I64, "steps", "of them, steps whose update was skipped"),
+        Column("collectives", I64, "collectives", "collectives it overlaps"),
+        Column("slowdowns", list_of(F64), "", "of those; 100 quantiles where there are more"),
+        Column("idle_gpu_hours", F64, "GPU hours", "lost; in full where episodes share steps"),
+        Column("unshared_gpu_hours", F64, "GPU hours", "its part where each step counts once"),
+        Column("cost_from", STR, "", "steps or collectives"),
+        Column("straggler_gpu_hours", F64, "GPU hours", "ranks waited for the one that came last"),
+        Column("loss_before", F64, "nat", "median of five steps before it began"),
+        Column("loss_after", F64, "nat", "median of five steps after it ended"),
+    ),
+    sort=("ts", "episode_id", "job"),
+    key=("ts", "episode_id", "job"),
+)
+
+IMPACT_BY = Table(
+    "derived/impact_by",
+    "one link, one job, or the whole lake, on one UTC day",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day", False),
+        Column("kind", STR, "", "link (as the root of episodes), job or all", False),
+        Column("name", STR, "", "link or job"),
+        Column("episodes", I64, "episodes", "episodes that a job ran into"),
+        Column("steps_affected", I64, "steps", "training steps, each once; null without a log"),
+        Column("collectives", I64, "collectives", "collectives, each once; null where none"),
+        Column("idle_gpu_hours", F64, "GPU hours", "lost; nothing counted twice"),
+    ),
+    sort=("ts", "kind", "name"),
+    key=("ts", "kind", "name"),
 )
 
 COLLECTIVE_IMPACT = Table(
@@ -90,12 +135,20 @@ COLLECTIVE_IMPACT = Table(
         Column("message_bytes", I64, "bytes", "size as nccl-tests defines it"),
         Column("duration_ns", I64, "ns", "as measured"),
         Column("expected_ns", I64, "ns", "what it takes outside episodes"),
-        Column("slowdown", F64, "", "duration over expectation"),
+        Column("slowdown", F64, "", "shortest rank's duration over expectation"),
         Column("episode_id", STR, "", "the episode it overlaps longest"),
-        Column("exposed_ns", I64, "ns", "time beyond the expectation"),
+        Column(
+            "exposed_ns",
+            I64,
+            "ns",
+            "what no compute kernel overlaps where a trace tells; else time beyond the expectation",
+        ),
+        Column("lost_ns", I64, "ns", "of the time beyond the expectation, what is exposed"),
+        Column("wait_ns", I64, "ns", "longer in its kernel than the rank that came last"),
+        Column("straggler_rank", I32, "", "rank (else comm_rank) that the others waited for"),
     ),
-    sort=("job", "comm", "seq", "comm_rank"),
-    key=("job", "comm", "seq", "comm_rank", "op"),
+    sort=("job", "comm", "seq", "comm_rank", "start_ts"),
+    key=("job", "comm", "seq", "comm_rank", "op", "start_ts"),
 )
 
 CONCURRENCY = Table(
@@ -220,6 +273,8 @@ DERIVED = (
     LINK_EPISODES,
     EPISODES,
     COLLECTIVE_IMPACT,
+    EPISODE_COSTS,
+    IMPACT_BY,
     CONCURRENCY,
     CONCURRENCY_KNEE,
     DESYNC,

@@ -205,6 +205,21 @@ GPU_SAMPLES = Table(
     sort=("host", "gpu", "ts"),
 )
 
+GPU_BUSY = Table(
+    "gpu_busy",
+    "one stretch of one rank's device in a profiler trace",
+    "start_ts",
+    (
+        Column("start_ts", TS, "", "start"),
+        Column("end_ts", TS, "", "end"),
+        Column("job", STR, "", "job"),
+        Column("host", STR, "", "host as read, lower case"),
+        Column("rank", I32, "", "global rank, else null"),
+        Column("kind", STR, "", "compute: kernels ran; traced: the trace watched the device"),
+    ),
+    sort=("job", "rank", "start_ts"),
+)
+
 DECISIONS = Table(
     "decisions",
     "one change a running policy made",
@@ -235,6 +250,7 @@ TABLES: dict[str, Table] = {
         STEPS,
         LAYER_GRADIENTS,
         GPU_SAMPLES,
+        GPU_BUSY,
         DECISIONS,
         *DERIVED,
     )

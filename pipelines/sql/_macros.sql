@@ -89,3 +89,7 @@ CREATE OR REPLACE MACRO holds(before, level, known_end_ns, holds_from_ns) AS
 -- A sum of floats that is the same to the last bit in every run: threads hand rows over in any
 -- order, and rounding depends on it.
 CREATE OR REPLACE MACRO steady_sum(items) AS list_sum(list_sort(items));
+
+-- Time that stretches (model busy_spans) cover up to a moment; span is the last that has begun.
+CREATE OR REPLACE MACRO covered_ns(span, moment) AS
+    coalesce(span.before_ns + least(moment, span.end_ns) - span.start_ns, 0);

@@ -1,24 +1,32 @@
 -- name: collective_episodes
--- grain: one collective on one rank and one episode it overlaps
--- inputs: collective_samples, episode_spans, episode_jobs
--- audits: not_null(episode_id, collective)
+-- grain: one collective and one episode it overlaps
+-- inputs: collective_groups, episode_jobs
+-- audits: key(collective, episode_id); range(shared_ns, 1, ..)
 --
--- episode_jobs holds the pairs that cannot belong together: all hosts of the job are known and the
--- episode touches none of them.
-SELECT
-    samples.job,
-    samples.comm,
-    samples.seq,
-    samples.member,
-    samples.op,
-    samples.start_ns,
-    samples.collective,
-    spans.episode_id,
-    least(samples.end_ns, spans.end_ns) - greatest(samples.start_ns, spans.start_ns) AS shared_ns
-FROM collective_samples AS samples
-JOIN episode_spans AS spans
-    ON samples.start_ns < spans.end_ns AND samples.end_ns > spans.start_ns
-WHERE NOT EXISTS (
+-- Cut into minutes, so that only what is near in time is compared; a pair counts in the first
+-- minute that it shares.
+WITH pieces AS (
+    SELECT
+        *,
+        unnest(range(start_ns // 60_000_000_000, (end_ns - 1) // 60_000_000_000 + 1)) AS minute
+    FROM collective_groups
+),
+spans AS (
+    SELECT
+        *,
+        unnest(range(start_ns // 60_000_000_000, (end_ns - 1) // 60_000_000_000 + 1)) AS minute
     FROM episode_jobs
-    WHERE episode_jobs.episode_id = spans.episode_id AND episode_jobs.job = samples.job
+    WHERE end_ns > start_ns
 )
+SELECT
+    pieces.collective,
+    pieces.job,
+    pieces.start_ns,
+    pieces.end_ns,
+    spans.episode_id,
+    least(pieces.end_ns, spans.end_ns) - greatest(pieces.start_ns, spans.start_ns) AS shared_ns
+FROM pieces
+JOIN spans ON spans.minute = pieces.minute AND spans.job IS NOT DISTINCT FROM pieces.job
+WHERE pieces.start_ns < spans.end_ns
+    AND pieces.end_ns > spans.start_ns
+    AND pieces.minute = greatest(pieces.start_ns, spans.start_ns) // 60_000_000_000

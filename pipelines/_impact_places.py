@@ -1,0 +1,51 @@
+"""Where an episode is: the hosts at the ends of its links, and those below the leaves there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import pyarrow as pa
+
+from xtune.pipelines._episodes import Episode
+from xtune.pipelines._identity import Identity, split_link
+from xtune.pipelines._topology import Topology
+
+EPISODE_HOSTS = pa.schema([("episode_id", pa.string()), ("host", pa.string())])
+
+
+def episode_hosts(
+    episodes: Iterable[Episode], topology: Topology, identity: Identity
+) -> pa.Table:
+    """Pairs of an episode and a host that it touches; an episode without any has no row."""
+
+    @cache
+    def near(node: str) -> frozenset[str]:
+        around = {topology.hops[link].next_node for link in topology.out_of.get(node, ())}
+        adapters = {other for other in (node, *around) if topology.is_host(other)}
+        # An adapter of a host that nobody named is some host, no job's for certain.
+        return frozenset(identity.host_of_guid.get(guid, guid) for guid in adapters)
+
+    @cache
+    def touched(link: str) -> frozenset[str]:
+        hop = topology.hops.get(link)
+        if hop is None:
+            host = identity.host_of_link(link)
+            return frozenset([host] if host else ())
+        return near(hop.node) | near(hop.next_node)
+
+    rows = [
+        {"episode_id": episode.id, "host": host}
+        for episode in episodes
+        for host in sorted(
+            frozenset[str]().union(*{touched(member.link) for member in episode.members})
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=EPISODE_HOSTS)
+
+
+def fabric_hosts(identity: Identity) -> pa.Table:
+    """Hosts of which some port is known: where those of a job are, its episodes are."""
+    named = {parts[0] for link in identity.host_of if (parts := split_link(link))}
+    hosts = {*identity.host_of_guid.values(), *identity.host_of.values(), *named}
+    return pa.table({"host": pa.array(sorted(hosts), pa.string())})
