@@ -14,7 +14,9 @@ from xtune.pipelines._clock_graph import Component, Edge, components
 from xtune.pipelines._clock_steps import STEP_NS, Segment, boundary_ns, segments
 from xtune.pipelines._engine import Session, literal
 
-BLOCK_NS = 900_000_000_000
+# A day is looked at in this many blocks, of at least a minute.
+_BLOCKS = 96
+_SHORTEST_NS = 60_000_000_000
 PAIR_SAMPLES = 2_000
 # Fewer collectives of a pair on a day say nothing.
 _FEWEST = 8
@@ -63,15 +65,12 @@ class Group:
 
     @property
     def agreed(self) -> bool:
-        """Whether most hosts agree with the reference, most of the time: one that differs errs."""
+        """Whether most hosts agree with the reference: one that differs then errs."""
         near = sum(
-            stretch.to_ns - stretch.from_ns
+            any(abs(stretch.offset_ns) <= _AGREE_NS for stretch in found)
             for found in self.stretches.values()
-            for stretch in found
-            if abs(stretch.offset_ns) <= _AGREE_NS
         )
-        day_ns = sum(found[-1].to_ns - found[0].from_ns for found in self.stretches.values())
-        return len(self.stretches) >= _QUORUM and 2 * near > day_ns
+        return len(self.stretches) >= _QUORUM and 2 * near > len(self.stretches)
 
 
 def from_collectives(session: Session, start_ns: int, end_ns: int) -> list[Group]:
@@ -80,6 +79,8 @@ def from_collectives(session: Session, start_ns: int, end_ns: int) -> list[Group
         {"day_start_ns": start_ns, "day_end_ns": end_ns, "clock_pair_samples": PAIR_SAMPLES}
     )
     session.create("clock_diffs")
+    block_ns = _block_ns(session)
+    session.set_variables({"clock_block_ns": block_ns})
     session.create("clock_pairs")
     days: list[dict[str, Any]] = []
     series: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
@@ -92,8 +93,14 @@ def from_collectives(session: Session, start_ns: int, end_ns: int) -> list[Group
     groups = []
     for component in components(edges):
         own = [edge for edge in edges if edge.host in component.offset_ns]
-        groups.append(_group(session, component, own, series, start_ns, end_ns))
+        groups.append(_group(session, component, own, series, start_ns, end_ns, block_ns))
     return sorted(groups, key=lambda g: (-len(g.stretches), g.reference))
+
+
+def _block_ns(session: Session) -> int:
+    """Length of a block: what collectives cover of the day, in equal parts."""
+    [(first, last)] = session.rows("SELECT min(hub_end_ns), max(hub_end_ns) FROM clock_diffs")
+    return _SHORTEST_NS if first is None else max(_SHORTEST_NS, (last - first) // _BLOCKS)
 
 
 def _edge(row: Mapping[str, Any], series: Mapping[tuple[str, str], Series]) -> Edge:
@@ -118,16 +125,23 @@ def _group(
     series: Mapping[tuple[str, str], Series],
     start_ns: int,
     end_ns: int,
+    block_ns: int,
 ) -> Group:
     cut = _steps(component, edges, series)
     if cut:
         [component] = components(_level(edges, series, cut))
-    reference = component.reference()
+    reference = component.reference(without=cut)
     stretches: dict[str, list[Stretch]] = {}
     for host, (offset, low, high) in sorted(component.relative_to(reference).items()):
         whole = Stretch(from_ns=start_ns, to_ns=end_ns, offset_ns=offset, low_ns=low, high_ns=high)
         parts = cut.get(host) or [Segment(first=0, last=0, deviation_ns=0)]
-        inner = [_bound(session, component, host, pair, cut, start_ns) for pair in pairwise(parts)]
+        inner = []
+        for before, after in pairwise(parts):
+            begin = start_ns + (before.last - 1) * block_ns
+            end = start_ns + (after.first + 2) * block_ns
+            samples = _around(session, component, host, cut, begin, end)
+            default = start_ns + after.first * block_ns
+            inner.append(boundary_ns(samples, before, after) if samples else default)
         spans = pairwise([start_ns, *inner, end_ns])
         stretches[host] = [
             replace(whole.moved(part.deviation_ns), from_ns=begin, to_ns=end)
@@ -187,28 +201,24 @@ def _deviation(cut: Mapping[str, list[Segment]], host: str, block: int) -> int:
     return (begun[-1] if begun else parts[0]).deviation_ns if parts else 0
 
 
-def _bound(
+def _around(
     session: Session,
     component: Component,
     host: str,
-    parts: tuple[Segment, Segment],
     cut: Mapping[str, list[Segment]],
-    start_ns: int,
-) -> int:
-    """When a host's clock stepped from one segment to the next, by itself."""
-    before, after = parts
-    begin, end = (start_ns + block * BLOCK_NS for block in (before.last - 1, after.first + 2))
+    begin_ns: int,
+    end_ns: int,
+) -> list[tuple[int, int, int]]:
+    """Reference time, a host's own time and its deviation, at collectives within a span."""
     rows = session.rows(
         "SELECT host, hub, end_ns, hub_end_ns FROM clock_diffs"
         f" WHERE (host = {literal(host)} OR hub = {literal(host)})"
-        f" AND hub_end_ns BETWEEN {begin} AND {end}"
+        f" AND hub_end_ns BETWEEN {begin_ns} AND {end_ns}"
     )
     samples = []
     for one, two, one_ns, two_ns in rows:
         other, own_ns, other_ns = (two, one_ns, two_ns) if one == host else (one, two_ns, one_ns)
-        if other not in cut:
+        if other in component.offset_ns and other not in cut:
             true_ns = other_ns - component.offset_ns[other]
             samples.append((true_ns, own_ns, own_ns - true_ns - component.offset_ns[host]))
-    if not samples:
-        return start_ns + after.first * BLOCK_NS
-    return boundary_ns(samples, before.deviation_ns, after.deviation_ns)
+    return samples

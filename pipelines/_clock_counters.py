@@ -131,7 +131,7 @@ def _changes(counter: Counter, zero_ns: int, step_ns: int, phase: float) -> Floa
     seen = np.concatenate([[0.0], np.cumsum(np.where(known, span, 0.0))])
     rate = np.diff(np.interp(edges, time, total))
     rate[np.diff(np.interp(edges, time, seen)) < 0.999] = np.nan
-    changes = np.diff(rate)
+    changes: Floats = np.diff(rate)
     if _scale(changes[np.isfinite(changes)]) < _FLAT * _scale(rate[np.isfinite(rate)]):
         changes[:] = 0.0
     return changes

@@ -7,7 +7,7 @@ least squares would. Everything is in whole nanoseconds, so nothing depends on t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +44,14 @@ class Component:
     tree: tuple[Edge, ...]
     samples: Mapping[str, int]
 
-    def reference(self) -> str:
-        """The host whose clock is the median; of two in the middle the one behind."""
-        ranked = sorted(self.offset_ns, key=lambda host: (self.offset_ns[host], host))
+    def reference(self, without: Collection[str] = ()) -> str:
+        """The host whose clock is the median; of two in the middle the one behind.
+
+        Args:
+            without: Hosts that are none, unless all are among them.
+        """
+        hosts = self.offset_ns.keys() - set(without) or self.offset_ns.keys()
+        ranked = sorted(hosts, key=lambda host: (self.offset_ns[host], host))
         return ranked[(len(ranked) - 1) // 2]
 
     def relative_to(self, reference: str) -> dict[str, tuple[int, int, int]]:

@@ -56,16 +56,19 @@ def _steps(values: Sequence[int]) -> list[int]:
     return found
 
 
-def boundary_ns(samples: Sequence[tuple[int, int, int]], before_ns: int, after_ns: int) -> int:
+def boundary_ns(samples: Sequence[tuple[int, int, int]], before: Segment, after: Segment) -> int:
     """When a clock stepped, by itself: between the last sample before and the first after.
 
     Args:
         samples: (reference time, the clock's own time, its deviation) around the step.
-        before_ns: Its deviation before the step.
-        after_ns: Its deviation after.
+        before: What its deviation was before the step.
+        after: And after it.
     """
     ordered = sorted(samples)
-    stepped = [abs(d - after_ns) < abs(d - before_ns) for _, _, d in ordered]
+    stepped = [
+        abs(deviation - after.deviation_ns) < abs(deviation - before.deviation_ns)
+        for _, _, deviation in ordered
+    ]
     wrong = sum(not late for late in stepped)
     best, place = wrong, 0
     for i, late in enumerate(stepped):

@@ -75,8 +75,8 @@ class Identity:
         """A link's one name."""
         parts = split_link(raw)
         if parts is None:
-            guid, _, port = raw.partition("/")
-            return f"{self.nodes[guid]}/{port}" if guid in self.nodes else raw
+            own, _, number = raw.partition("/")
+            return f"{self.nodes[own]}/{number}" if own in self.nodes else raw
         host, device, port = self.host(parts[0]), parts[1], parts[2]
         guid = self.guids.get((host, device, port))
         return f"{guid}/{port}" if guid else f"{host}/{device}/{port}"

@@ -86,6 +86,20 @@ CREATE OR REPLACE MACRO at_least(value, low) AS
 CREATE OR REPLACE MACRO holds(before, level, known_end_ns, holds_from_ns) AS
     coalesce(before >= level AND known_end_ns >= holds_from_ns, false)::INTEGER;
 
+-- A time by the reference clock, where the row's host stamped it and its clock is off: `shifts` lists
+-- (from_ns, to_ns, offset_ns) by that clock. Times of the sources in `shared_clocks` are a server's.
+CREATE OR REPLACE MACRO repaired(ts, host, source, shifts) AS
+    CASE
+        WHEN shifts IS NULL OR host IS NULL THEN ts
+        WHEN list_contains(coalesce(getvariable('shared_clocks')::VARCHAR[], []), source) THEN ts
+        ELSE make_timestamp_ns(epoch_ns(ts) - coalesce(
+            list_filter(
+                shifts, lambda shift: epoch_ns(ts) >= shift.from_ns AND epoch_ns(ts) < shift.to_ns
+            )[1].offset_ns,
+            0
+        ))::TIMESTAMPTZ_NS
+    END;
+
 -- A sum of floats that is the same to the last bit in every run: threads hand rows over in any
 -- order, and rounding depends on it.
 CREATE OR REPLACE MACRO steady_sum(items) AS list_sum(list_sort(items));

@@ -4,14 +4,16 @@
 -- audits: key(host, hub, block); not_null(host, hub, diff_ns); range(samples, 1, ..)
 --
 -- Medians of clock_diffs and an interval that holds the median 95 times in 100 (order statistics:
--- the ranks n/2 -+ 0.98 sqrt(n); all samples where they are few). Blocks are a quarter of an hour
--- by the hub's clock; what is outside the day by that clock counts to its first or last block.
+-- the ranks n/2 -+ 0.98 sqrt(n); all samples where they are few). Blocks are of equal length by the
+-- hub's clock; what is before the day by that clock counts to the first.
 WITH blocks AS (
     SELECT
         host,
         hub,
         diff_ns,
-        greatest(0, least(95, (hub_end_ns - getvariable('day_start_ns')) // 900000000000)) AS block
+        greatest(
+            0, (hub_end_ns - getvariable('day_start_ns')) // getvariable('clock_block_ns')
+        ) AS block
     FROM clock_diffs
 ),
 cut AS (
