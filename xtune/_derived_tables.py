@@ -197,8 +197,38 @@ DESYNC = Table(
         Column("kind", STR, "", "order, type, size, missing, empty_dump"),
         Column("ranks", list_of(I32), "", "ranks that disagree with the majority"),
         Column("views", STR, "", "JSON object: each view and its ranks"),
+        Column("incident", STR, "", "hang whose dumps show it; null for other sources"),
     ),
     sort=("job", "comm", "seq"),
+)
+
+DESYNC_VERDICT = Table(
+    "derived/desync_verdict",
+    "one hang of a job, as its Flight Recorder dumps show it",
+    "ts",
+    (
+        Column("ts", TS, "", "when the operation that waits longest was enqueued"),
+        Column("incident", STR, "", "deterministic id", False),
+        Column("job", STR, "", "job"),
+        Column("culprits", list_of(I32), "", "ranks it comes from; empty where none differs"),
+        Column(
+            "cause",
+            STR,
+            "",
+            "host, device, unanswered, absent, order, type, size, circle or transfer",
+        ),
+        Column("confidence", STR, "", "high, medium or low"),
+        Column("waiting", I64, "ranks", "ranks with an operation under way"),
+        Column("explained", I64, "ranks", "those that wait for a culprit, also through others"),
+        Column("comm", STR, "", "communicator of the operation that waits longest"),
+        Column("seq", I64, "", "its number"),
+        Column("op", STR, "", "what it is"),
+        Column("absent", list_of(I32), "", "ranks of the job without a dump"),
+        Column("dumps", I64, "dumps", "dumps it rests on, one a rank"),
+        Column("reasons", STR, "", "JSON object: why, for each culprit"),
+    ),
+    sort=("job", "ts", "incident"),
+    key=("incident",),
 )
 
 BURSTS = Table(
@@ -278,6 +308,7 @@ DERIVED = (
     CONCURRENCY,
     CONCURRENCY_KNEE,
     DESYNC,
+    DESYNC_VERDICT,
     BURSTS,
     CLOCK_OFFSETS,
     REORDER_DEPTH,
