@@ -198,6 +198,7 @@ def _finish(
         inventory.topology,
         sorted(inventory.identity.host_of_guid.items()),
         sorted(inventory.identity.hosts.items()),
+        sorted(inventory.clocks.stretches.items()),
         [[file.path.name for file in files] for files in raw.values()],
     )
     known = {table: state.tables.get(table, TableRecord(inputs="")) for table in _FINAL}
@@ -210,6 +211,7 @@ def _finish(
     report(len(keys), "episodes")
     episodes = _episodes(session, state, keys, topology, inventory, rules)
     report(len(keys) + 1, "impact")
+    inventory.clocks.load(session)
     run_impact(lake, session, episodes, topology, inventory.identity, rules)
     written = {}
     with lake.begin() as transaction:
