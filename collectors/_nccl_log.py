@@ -81,7 +81,7 @@ class NcclLog:
         self._nameless = 0
         self.found = 0
         self.comms = Comms()
-        self.stamps = StampReader(context)
+        self.stamps = StampReader(context, in_order=False)
         self.held: dict[Thread, dict[str, Any]] = {}
         self.touched: set[Thread] = set()
         self.elsewhere: Callable[[Thread], dict[str, Any] | None] = nowhere

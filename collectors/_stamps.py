@@ -1,6 +1,7 @@
 """Times in log lines: found anywhere in a prefix, made UTC where their zone is known.
 
-A local time without zone becomes null unless the user names the zone; such times are counted.
+A local time without zone becomes null unless the user names the zone; such times are counted. In
+the hour that the end of daylight saving repeats, the order of lines tells the passes apart.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ STAMP = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
+#: A line that seems older than one before it by this much, s, is no line that came late: where the
+#: clock shows its time twice, it is the second pass. (Older by more than the hour and what lies
+#: before it, it is neither.)
+_LATE_S, _TWO_HOURS_S = 600, 7200
 
 
 class StampReader:
@@ -25,11 +30,15 @@ class StampReader:
 
     Args:
         context: ``context.tz`` names the zone of local times.
+        in_order: Whether stamps are read in the order of lines. Else a local time that the clock
+            shows twice is its first pass.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, in_order: bool = True) -> None:
         self._name = context.tz
         self._zone: ZoneInfo | None = None
+        self._in_order = in_order
+        self._latest = 0
         self._without_zone = 0
         self._twice = 0
         self._invalid = 0
@@ -91,9 +100,14 @@ class StampReader:
                 raise ValueError
             zone = self._zone if stamp[8] is None else _offset(stamp[8])
             moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=zone)
-            if stamp[8] is None and moment.utcoffset() != moment.replace(fold=1).utcoffset():
+            whole = (moment.astimezone(UTC) - _EPOCH) // _SECOND
+            again = moment.replace(fold=1)
+            if stamp[8] is None and moment.utcoffset() != again.utcoffset():
                 self._twice += 1
-            whole = (moment.astimezone(UTC) - _EPOCH) // _SECOND + (second - min(second, 59))
+                if self._in_order and _LATE_S < self._latest - whole <= _TWO_HOURS_S:
+                    whole = max(whole, (again.astimezone(UTC) - _EPOCH) // _SECOND)
+            self._latest = max(self._latest, whole)
+            whole += second - min(second, 59)
         except (ValueError, OverflowError):
             self._invalid += 1
             return None
@@ -111,7 +125,8 @@ class StampReader:
             yield Note("local times without a zone are null: give --tz", self._without_zone)
         if self._twice:
             yield Note(
-                "times in an hour that the clock change repeats or skips: read as its first pass",
+                "times in an hour that the clock change repeats or skips: read as"
+                + (" the lines' order says" if self._in_order else " its first pass"),
                 self._twice,
             )
         if self._invalid:
