@@ -22,6 +22,10 @@ from xtune.pipelines._stretches import Stretch, Timeline, fit, overlap_ns, toget
 from xtune.pipelines._topology import Topology
 from xtune.pipelines.rules import EpisodeRules
 
+# An adapter that sends less than this share of its rate answers, at most: what is marked is what
+# it receives.
+_SENDS = 0.05
+
 Kind = Literal["onward", "saturated", "sick", "receiver", "alone"]
 
 
@@ -89,7 +93,9 @@ class Causes:
 
     def flow_controlled(self, stretch: Stretch) -> bool:
         """Whether a stretch is one of waiting, not of marks or discards alone."""
-        lowest = 0.5 * self._rules.exit_wait[self._rules.report_level - 1]
+        if stretch.signal in ("wait", "pause"):
+            return True
+        lowest = 0.9 * self._rules.exit_wait[self._rules.report_level - 1]
         return (stretch.mean_wait_fraction or 0.0) >= lowest
 
     def _node(self, stretch: Stretch) -> str:
@@ -179,19 +185,24 @@ class Causes:
 
         A port that is just as busy while nobody waits is innocent.
         """
-        if busy.link not in self._used:
-            used = Covered((s.start_ns, s.end_ns) for s in self._busy.of(busy.link))
-            behind = Covered(
-                (s.start_ns, s.end_ns)
-                for feeder in self._topology.behind(busy.link)
-                for s in self._wait.of(feeder)
-            )
-            self._used[busy.link] = used, used.common(behind)
-        used, both = self._used[busy.link]
+        used, both = self._in_use(busy.link)
         margin = max(stretch.length_ns, int(self._rules.context_s * 1e9))
         start, end = stretch.start_ns - margin, stretch.end_ns + margin
         waited = max(both.within(start, end), overlap_ns(stretch, busy))
         return min(1.0, waited / max(1, used.within(start, end)))
+
+    def _in_use(self, link: str) -> tuple[Covered, Covered]:
+        """When a port is saturated, and when something waits for its node meanwhile."""
+        if link not in self._used:
+            used = Covered((s.start_ns, s.end_ns) for s in self._busy.of(link))
+            behind = Covered(
+                (s.start_ns, s.end_ns)
+                for feeder in self._topology.behind(link)
+                for s in self._wait.of(feeder)
+                if self.flow_controlled(s)
+            )
+            self._used[link] = used, used.common(behind)
+        return self._used[link]
 
     def _last_hop(self, stretch: Stretch) -> Reason:
         """The port towards a host waits: for the host, or for its own line rate."""
@@ -310,23 +321,46 @@ class Causes:
         if not topology.is_host(node):
             evidence["root_utilization"] = stretch.mean_utilization
             return [Reason(kind="saturated", stretch=stretch, fit=1.0, evidence=evidence)]
+        seen, other = self._on_its_ways(stretch)
+        for reasons in (seen, other):
+            likely = [r for r in reasons if r.fit >= self._rules.alike]
+            kept, _ = choose(stretch, likely, self._rules)
+            if kept:
+                return kept
+        return [Reason(kind="alone", stretch=stretch, fit=0.0, evidence=evidence)]
+
+    def _on_its_ways(self, stretch: Stretch) -> tuple[list[Reason], list[Reason]]:
+        """Ports on the way to an adapter, or from it where it sends at all.
+
+        First those with a sign of their own: they drop, or something waits for them; then those
+        that are merely saturated.
+        """
+        topology = self._topology
         towards = topology.hops[stretch.link].receiver
-        at: list[Reason] = []
+        sends = stretch.mean_utilization is None or stretch.mean_utilization >= _SENDS
+        seen, merely = [], []
         for kind in ("onward", "saturated"):
             for other in self._of_like_span(kind, stretch):
                 if topology.is_host(self._node(other)):
                     continue
-                ahead = topology.distance(stretch.link, other.link)
+                ahead = topology.distance(stretch.link, other.link) if sends else None
                 behind = 0 if other.link == towards else topology.distance(other.link, towards)
                 if ahead is None and behind is None:
                     continue
-                if kind == "onward":
-                    at.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
-                else:
-                    at += self._saturated(stretch, other)
-        likely = [r for r in at if r.fit >= self._rules.alike]
-        kept, _ = choose(stretch, likely, self._rules)
-        return kept or [Reason(kind="alone", stretch=stretch, fit=0.0, evidence=evidence)]
+                if kind == "saturated":
+                    _, both = self._in_use(other.link)
+                    waited = both.within(stretch.start_ns, stretch.end_ns)
+                    found = seen if 2 * waited >= stretch.length_ns else merely
+                    found += self._saturated(stretch, other)
+                elif self._ends_here(other):
+                    seen.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
+        return seen, merely
+
+    def _ends_here(self, stretch: Stretch) -> bool:
+        """Whether a port is congested for no other port's sake."""
+        if not self.flow_controlled(stretch) or self._sick(stretch.link, stretch):
+            return True
+        return self._topology.is_host(self._next(stretch))
 
 
 def choose(

@@ -31,6 +31,7 @@ class Episode:
         evidence: JSON-able.
         roots: Ports with the role of a root: several where one cause has several, such as all
             uplinks of a leaf that is overloaded.
+        core: Its span where members last beyond it because of another episode.
     """
 
     id: str
@@ -39,16 +40,17 @@ class Episode:
     members: list[Stretch]
     evidence: dict[str, Any] = field(default_factory=dict)
     roots: frozenset[str] = frozenset()
+    core: tuple[int, int] | None = None
 
     @property
     def start_ns(self) -> int:
         """Earliest start."""
-        return min(member.start_ns for member in self.members)
+        return self.core[0] if self.core else min(m.start_ns for m in self.members)
 
     @property
     def end_ns(self) -> int:
         """Latest end."""
-        return max(member.end_ns for member in self.members)
+        return self.core[1] if self.core else max(m.end_ns for m in self.members)
 
     def role(self, member: Stretch) -> str:
         """``root``, ``victim`` or ``unknown``."""
@@ -112,16 +114,11 @@ def _of_root(
     topology: Topology,
     rules: EpisodeRules,
 ) -> Episode:
-    """One episode; what belongs to another one too is cut to the time of this one."""
+    """One episode; what belongs to another one too has no say in how long this one lasts."""
     cause, evidence = verdict(found, component, topology, rules)
     own = sorted(found.own, key=lambda s: (s.start_ns, s.link))
     core = [*own, *(s for s in found.victims if homes[s.key] == 1)]
     start, end = min(s.start_ns for s in core), max(s.end_ns for s in core)
-    victims = [
-        s if homes[s.key] == 1 else s.part(start, end, whole=True)
-        for s in found.victims
-        if s.end_ns > start and s.start_ns < end
-    ]
     # The port that held up most stands for all roots of one cause.
     worst = min(
         own, key=lambda s: (-(s.mean_wait_fraction or 0.0), -s.length_ns, s.start_ns, s.link)
@@ -132,9 +129,10 @@ def _of_root(
         id=hash_id("episode", root, own[0].start_ns),
         root=None if found.blind else root,
         cause=cause,
-        members=[*own, *victims],
+        members=[*own, *found.victims],
         evidence=evidence,
         roots=frozenset() if found.blind else frozenset(found.links),
+        core=(start, end),
     )
 
 

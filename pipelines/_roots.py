@@ -101,7 +101,7 @@ def _aside(group: list[tuple[Stretch, Reason]]) -> _Root:
 
 def _within(stretch: Stretch, waits: list[Stretch]) -> Stretch:
     start, end = min(w.start_ns for w in waits), max(w.end_ns for w in waits)
-    return stretch.part(start, end, whole=False)
+    return stretch.part(start, end)
 
 
 def _feeders(component: Component) -> dict[Key, list[Stretch]]:

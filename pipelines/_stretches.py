@@ -24,7 +24,6 @@ class Stretch:
         mark_rate: Mean ECN marks and notifications a second.
         discard_rate: Mean packets dropped a second.
         seen_from: The port that was sampled, where that is the one at the other end.
-        whole_start_ns: Where this is a part of a stretch, the start of the whole one.
     """
 
     link: str
@@ -42,7 +41,6 @@ class Stretch:
     mark_rate: float | None = None
     discard_rate: float | None = None
     seen_from: str | None = None
-    whole_start_ns: int | None = None
 
     @property
     def length_ns(self) -> int:
@@ -51,9 +49,8 @@ class Stretch:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from other stretches of its kind; a part has that of the whole."""
-        whole = self.whole_start_ns
-        return self.link, self.start_ns if whole is None else whole
+        """What tells it from other stretches of its kind."""
+        return self.link, self.start_ns
 
     @property
     def id(self) -> str:
@@ -65,14 +62,8 @@ class Stretch:
         """About how far apart its samples are."""
         return self.length_ns // self.samples if self.samples else 0
 
-    def part(self, start_ns: int, end_ns: int, *, whole: bool) -> Stretch:
-        """The part of it within a span.
-
-        Args:
-            start_ns: Start of the span; the part starts no earlier than the stretch.
-            end_ns: End of the span.
-            whole: Whether the part keeps the identity of the whole.
-        """
+    def part(self, start_ns: int, end_ns: int) -> Stretch:
+        """The part of it within a span."""
         start, end = max(self.start_ns, start_ns), min(self.end_ns, end_ns)
         if (start, end) == (self.start_ns, self.end_ns):
             return self
@@ -85,7 +76,6 @@ class Stretch:
             bytes=None if self.bytes is None else self.bytes * share,
             errors=None if self.errors is None else self.errors * share,
             end_unknown=self.end_unknown and end == self.end_ns,
-            whole_start_ns=self.key[1] if whole else None,
         )
 
 
@@ -171,7 +161,7 @@ class Timeline:
 def read_stretches(rows: Iterable[Mapping[str, Any]]) -> dict[str, Timeline]:
     """Timelines by kind, from rows of model ``link_stretches``."""
     kinds: dict[str, list[Stretch]] = {kind: [] for kind in KINDS}
-    names = [name for name in Stretch.__slots__ if name not in ("seen_from", "whole_start_ns")]
+    names = [name for name in Stretch.__slots__ if name != "seen_from"]
     for row in rows:
         values = {name: row[name] for name in names if row.get(name) is not None}
         kinds.setdefault(row["kind"], []).append(Stretch(**values))
