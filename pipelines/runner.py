@@ -252,8 +252,8 @@ def _episodes(
     session.create("link_stretches")
     rows = session.arrow("FROM link_stretches").to_pylist()
     sampled = {link for (link,) in session.rows(f"SELECT link FROM {last}")}
-    timelines = seen_from_receivers(read_stretches(rows), topology, sampled)
-    return build_episodes(timelines, topology, inventory.identity, rules)
+    timelines = seen_from_receivers(read_stretches(rows), topology, sampled, rules)
+    return build_episodes(timelines, topology, inventory.identity, rules, sampled)
 
 
 def _summary(
