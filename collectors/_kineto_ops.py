@@ -193,20 +193,30 @@ def kernel_op(name: str) -> str | None:
     return known or (text(said, 128) or "unknown").rpartition(":")[2]
 
 
-def of_interest(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that :func:`op_of` may want, told cheaply: most events of a trace are of no use."""
+def of_interest(
+    events: list[dict[str, Any]], compute: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Those that :func:`op_of` may want, told cheaply: most events of a trace are of no use.
+
+    Args:
+        events: Events of a trace.
+        compute: Kernels that move no data of a collective are appended.
+    """
     try:
         return [
             event
             for event in events
-            if ((category := event.get("cat")) in _CATEGORIES and _may_matter(category, event))
+            if (
+                (category := event.get("cat")) in _CATEGORIES
+                and _may_matter(category, event, compute)
+            )
             or event.get("name") == "record_param_comms"
         ]
     except TypeError:  # a category that is a list
         return events
 
 
-def _may_matter(category: Any, event: dict[str, Any]) -> bool:
+def _may_matter(category: Any, event: dict[str, Any], compute: list[dict[str, Any]]) -> bool:
     name = event.get("name")
     if not isinstance(name, str):
         return False
@@ -215,4 +225,7 @@ def _may_matter(category: Any, event: dict[str, Any]) -> bool:
     if kernel_op(name[:_LOOKED_AT]) is not None:
         return True
     arguments = event.get("args")
-    return isinstance(arguments, dict) and "Collective name" in arguments
+    if isinstance(arguments, dict) and "Collective name" in arguments:
+        return True
+    compute.append(event)
+    return False

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto, Chrome trace JSON): collectives on one rank.
+"""PyTorch profiler traces (Kineto, Chrome trace JSON): collectives on one rank, and its compute.
 
 What it assumes: ``ts`` and ``dur`` are microseconds, after ``baseTimeNanoseconds`` where the trace
 has it, else since the epoch. The rank is ``distributedInfo.rank``, else what the user says; a file
@@ -30,6 +30,7 @@ from xtune.collectors._base import (
 )
 from xtune.collectors._collective import POINT_TO_POINT, canonical_op, group_comm
 from xtune.collectors._json_events import TraceScan
+from xtune.collectors._kineto_busy import BusySpans
 from xtune.collectors._kineto_join import Join, Joined
 from xtune.collectors._kineto_metadata import Metadata, end_of
 from xtune.collectors._kineto_ops import GLOO, KERNEL, Op, of_interest, op_of
@@ -48,9 +49,12 @@ class Kineto(Collector):
         "torch.profiler.profile(activities=[CPU, CUDA], record_shapes=True),"
         " then export_chrome_trace(f'{rank}.json.gz')"
     )
-    gives = "each collective with its enqueue time, kernel time, size and group"
+    gives = (
+        "each collective with its enqueue time, kernel time, size and group; when the device"
+        " computed"
+    )
     lacks = "algorithm, protocol and links; numbers (Seq) before PyTorch 2.4"
-    version = 2
+    version = 3
 
     def claim(self, path: Path, head: bytes) -> float:
         """High where trace events start in the head, or what Kineto writes before them."""
@@ -66,22 +70,29 @@ class Kineto(Collector):
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a collective; one pass, unless there are more than can be held."""
         scan = TraceScan(source)
-        join = Join()
+        join, busy = Join(), BusySpans()
+        computed: list[dict[str, Any]] = []
         rows: _TraceRows | None = None
         for item in scan:
             if isinstance(item, (Reject, Note)):
                 yield item
                 continue
-            for event in of_interest(item):
+            for event in of_interest(item, computed):
                 op = op_of(event)
-                if op is not None and join.add(op):
+                if op is None:
+                    continue
+                if op.kind == KERNEL:
+                    busy.watched(op.ts, op.duration)
+                if join.add(op):
                     if rows is None:
                         rows = _TraceRows(Metadata.of(scan.head, end_of(source), context), context)
                         yield Note("more collectives than are held at once: joined in pieces")
                     yield from rows.of(join.take())
+            busy.add(computed)
         if rows is None:
             rows = _TraceRows(Metadata.of(scan.head, scan.tail, context), context)
         yield from rows.of(join.take())
+        yield from rows.busy(busy)
         yield from rows.end()
 
 
@@ -112,6 +123,11 @@ class _TraceRows:
             if rows.full:
                 yield from rows.flush()
         yield from rows.flush()
+
+    def busy(self, spans: BusySpans) -> Iterator[Item]:
+        """When the trace's device computed."""
+        metadata = self._metadata
+        yield from spans.rows(self._context, metadata.host, metadata.rank, self._ns)
 
     def end(self) -> Iterator[Item]:
         """What a user should know of the whole trace."""

@@ -15,12 +15,16 @@ from xtune.tables import TABLES
 
 @dataclass
 class Read:
-    """All a collector said about one input; times are integers, nanoseconds since the epoch."""
+    """All a collector said about one input; times are integers, nanoseconds since the epoch.
+
+    ``busy`` are the rows of ``gpu_busy``, ``rows`` those of all other tables.
+    """
 
     rows: list[dict[str, Any]]
     rejects: list[Reject]
     notes: list[Note]
     unknown: dict[str, int] = field(default_factory=dict)
+    busy: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, words: str) -> Note:
         """The one note that has ``words`` in it."""
@@ -53,7 +57,8 @@ def read_path(collector: Collector, path: Path, ctx: Context | None = None) -> R
             schema = TABLES[item.table].schema
             assert item.batch.schema == pa.schema([f for f in schema if f.name != "source"])
             item.batch.validate(full=True)
-            found.rows += as_rows(item.batch)
+            rows = found.busy if item.table == "gpu_busy" else found.rows
+            rows += as_rows(item.batch)
         elif isinstance(item, Reject):
             found.rejects.append(item)
         elif isinstance(item, Unknown):

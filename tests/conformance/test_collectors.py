@@ -83,7 +83,7 @@ class TestIbswinfo(Seeded):
 
 class TestKineto(Seeded):
     name = "kineto"
-    rows = {"collectives": 3}
+    rows = {"collectives": 3, "gpu_busy": 2}
 
 
 class TestLayerGradients(Seeded):
