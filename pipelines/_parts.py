@@ -20,12 +20,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xtune.errors import XtuneError
 from xtune.files import fsync
 from xtune.lake import Lake
 from xtune.pipelines._chunks import Chunk
 from xtune.pipelines._engine import Session, connect
 from xtune.pipelines._identity import PortFacts
-from xtune.pipelines._rates import ChunkInput, run_chunk
+from xtune.pipelines._rates import run_chunk
+from xtune.pipelines._samples import ChunkInput
+from xtune.pipelines._source import source_digest
 from xtune.pipelines._state import FOLDER, PartRecord, digest, write_table
 from xtune.pipelines.rules import EpisodeRules
 
@@ -67,6 +70,7 @@ class RangeTask:
         rules: What counts as congestion.
         memory: Most memory that DuckDB uses; None for its default.
         threads: Threads that DuckDB uses; None for its default.
+        source: Digest of the source that is to do it.
     """
 
     root: Path
@@ -77,6 +81,7 @@ class RangeTask:
     rules: EpisodeRules
     memory: str | None
     threads: int | None
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,15 +104,18 @@ def part_digest(base: str, low: str | None, high: str | None, carry: str) -> str
     return digest(base, low, high, carry)
 
 
-def run_range(
-    task: RangeTask, report: Callable[[str], None] = lambda key: None
-) -> list[PartDone]:
+def run_range(task: RangeTask, report: Callable[[str], None] = lambda key: None) -> list[PartDone]:
     """Do the steps of a range; what is there already, here or as a part, is not done again.
 
     Args:
         task: What to do.
         report: Told the chunk that is begun.
+
+    Raises:
+        XtuneError: This process has another version of the pipelines than who asks.
     """
+    if task.source != source_digest():
+        raise XtuneError("a worker has another xtune", "install the same version on all hosts")
     lake = Lake.open(task.root)
     store = Parts(task.root)
     carry, done = task.carry, []

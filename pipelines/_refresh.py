@@ -17,6 +17,7 @@ from xtune.pipelines._identity import PortFacts
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._packets import packet_notes
 from xtune.pipelines._parts import PartDone, Parts, RangeTask, Step, part_digest, run_range
+from xtune.pipelines._source import source_digest
 from xtune.pipelines._state import ChunkRecord, State, digest
 from xtune.pipelines._work import Bounds, Work, cut, tiled, within
 
@@ -80,7 +81,7 @@ class Refresher:
         A shard computes its ranges only, puts them where a later rebuild finds them, and commits
         nothing.
         """
-        keys = self._keys()
+        keys = self.keys
         place = {key: number for number, key in enumerate(keys)}
 
         def report(key: str) -> None:
@@ -115,7 +116,7 @@ class Refresher:
         level, changes.
         """
         found: list[str] = []
-        for key in self._keys():
+        for key in self.keys:
             chunk = self._chunks.get(key)
             if chunk is not None and _within(chunk, since_ns, until_ns) and not self._kept(chunk):
                 base, _ = self._base(chunk)
@@ -127,7 +128,9 @@ class Refresher:
             self._pass_on(key)
         return found
 
-    def _keys(self) -> list[str]:
+    @property
+    def keys(self) -> list[str]:
+        """Chunks that there are, or were, in the order of time."""
         return sorted({*self._chunks, *self._state.chunks}, key=lambda k: key_span_ns(k)[::-1])
 
     def _visit(
@@ -182,9 +185,7 @@ class Refresher:
             parts = [of_range[number] for of_range in results]
             self._take(transaction, chunk, parts, pending)
 
-    def _run(
-        self, tasks: list[RangeTask], report: Callable[[str], None]
-    ) -> list[list[PartDone]]:
+    def _run(self, tasks: list[RangeTask], report: Callable[[str], None]) -> list[list[PartDone]]:
         executor = self._work.executor
         if executor is None:
             return [run_range(task, report) for task in tasks]
@@ -265,8 +266,9 @@ class Refresher:
             steps=tuple(steps),
             carry=self._carry_in(bounds),
             rules=self._work.rules,
-            memory=self._work.memory,
-            threads=self._work.threads,
+            memory=self._work.worker_memory if self._work.executor else self._work.memory,
+            threads=self._work.worker_threads if self._work.executor else self._work.threads,
+            source=source_digest(),
         )
 
     def _ranges(self, chunks: list[Chunk]) -> list[Bounds]:
@@ -318,9 +320,7 @@ class Refresher:
         sets = self._sets(chunk)
         if (sets, bounds) not in self._of_range:
             self._of_range[sets, bounds] = {
-                raw: port
-                for raw, port in self._links(chunk).items()
-                if within(port.link, bounds)
+                raw: port for raw, port in self._links(chunk).items() if within(port.link, bounds)
             }
         return self._of_range[sets, bounds]
 

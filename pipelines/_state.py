@@ -117,8 +117,8 @@ class TableRecord:
         own: Digest of the input files of the day itself, without its reach.
         sources: Ids of the inputs that the rows it was made from came from.
         own_sources: Those of the day itself.
-        files: Date -> its file, relative to the lake.
-        contents: Date -> digest of its rows.
+        files: ``<table>/<date>`` -> its file, relative to the lake.
+        contents: ``<table>/<date>`` -> digest of its rows.
         rows: Rows in all.
     """
 
@@ -133,29 +133,35 @@ class TableRecord:
 
 @dataclass(kw_only=True, slots=True)
 class JointRecord:
-    """Stretches up to the end of one partition of ``link_rates``.
+    """Stretches that became final in a few partitions of ``link_rates``.
 
     Attributes:
         inputs: Digest of what they were joined from.
-        closed: Name of the stored stretches that became final in it.
-        tail: Name of the stored last stretch of each port and kind, which may go on.
+        keys: The partitions.
+        closed: Name of the stored stretches.
+        after: Name of the runs of each port's last stretch so far.
+        tail: The same while they are stored; empty afterwards.
     """
 
     inputs: str
+    keys: list[str]
     closed: str
+    after: str
     tail: str
 
 
 @dataclass(kw_only=True, slots=True)
 class PieceRecord:
-    """Components of one date, as the state keeps them.
+    """Components that begin on one date.
 
     Attributes:
         name: Name of the stored components with their episodes.
+        from_ns: Earliest instant that one of them rests on.
         until_ns: Latest instant that one of them rests on.
     """
 
     name: str
+    from_ns: int
     until_ns: int
 
 
@@ -169,9 +175,12 @@ class State:
         raw: Raw file of counters -> what it holds.
         origins: Raw file that compaction wrote -> sum of what it was written from.
         hosts: Raw file of other tables -> name of the stored hosts in it.
-        joints: Partition of ``link_rates`` -> stretches up to its end.
+        jobs: Raw file of steps or collectives -> name of the stored jobs in it.
+        joints: Last of a few partitions of ``link_rates`` -> stretches that became final in them.
         pieces: Date -> components that begin on it.
         pieces_of: Digest of what the components rest on beside stretches.
+        pieces_from: Names of the stored stretches that the components were made from.
+        memos: Question about stored pieces -> digest of their names, and the answer.
         tables: Derived table, or a day of it -> its record.
         notes: What a user should know, by what it is of.
     """
@@ -181,9 +190,12 @@ class State:
     raw: dict[str, RawRecord] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)
     joints: dict[str, JointRecord] = field(default_factory=dict)
     pieces: dict[str, PieceRecord] = field(default_factory=dict)
     pieces_of: str = ""
+    pieces_from: list[str] = field(default_factory=list)
+    memos: dict[str, list[str]] = field(default_factory=dict)
     tables: dict[str, TableRecord] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -220,12 +232,12 @@ class State:
         _write(self.folder / "state.json", json.dumps(data).encode())
         if not sweep:
             return
-        named = {"state.json", *self.hosts.values()}
+        named = {"state.json", *self.hosts.values(), *self.jobs.values()}
         for chunk in self.chunks.values():
             named.update(chunk.stored)
         for joint in self.joints.values():
             named |= {joint.closed, joint.tail}
-        named |= {piece.name for piece in self.pieces.values()}
+        named |= {piece.name for piece in self.pieces.values()} | {*self.pieces_from}
         named |= {raw.links for raw in self.raw.values()}
         for path in self.folder.iterdir():
             if path.name not in named and path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,9 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read ``i/n``: i of n from 0, as ``sbatch --array=0-3`` counts, so 0/4 to 3/4.
+        """Read ``i/n``; i may count from 0 (``sbatch --array=0-3``) or from 1 (``--array=1-4``).
 
-        An array from 1, ``--array=1-4``, is understood too: n/n is the one that counting from 0
-        leaves out, so of 0/n and n/n only one is ever run; both are the first range.
+        The shares of an array are the same either way: n/n is another name of 0/n.
 
         Raises:
             UsageError: It is no such thing.
@@ -50,10 +50,12 @@ class Work:
 
     Attributes:
         rules: What counts as congestion.
-        memory: Most memory that DuckDB uses in one process; None for its default.
-        threads: Threads that DuckDB uses in one process; None for its default.
+        memory: Most memory that DuckDB uses in this process; None for its default.
+        threads: Threads that DuckDB uses in this process; None for its default.
         executor: Where ranges of links run side by side; None runs them here.
         workers: How many run at once.
+        worker_memory: As ``memory``, in each worker of the executor.
+        worker_threads: As ``threads``, in each worker of the executor.
         shard: The share that this process does; None does all of it.
     """
 
@@ -62,6 +64,8 @@ class Work:
     threads: int | None = None
     executor: Executor | None = None
     workers: int = 1
+    worker_memory: str | None = None
+    worker_threads: int | None = None
     shard: Shard | None = None
 
     def connect(self, scratch: Path | None = None) -> Session:
@@ -73,6 +77,14 @@ class Work:
         session = connect(threads=self.threads, memory=self.memory, scratch=scratch)
         session.set_variables(self.rules.to_json())
         return session
+
+
+def memory_share(memory: str | None, count: int) -> str | None:
+    """A part of an amount of memory such as ``4GB``."""
+    if memory is None:
+        return None
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?i?B)\s*", memory)
+    return memory if found is None else f"{float(found[1]) / count:.3f}{found[2]}"
 
 
 def cut(links: list[str], count: int) -> list[Bounds]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from xtune.lake import DataFile, Lake, Transaction
 from xtune.pipelines._engine import Session, literal
-from xtune.pipelines._state import TableRecord
 from xtune.tables import TABLES, Table
 
 UNDATED = "unknown"
@@ -37,6 +36,7 @@ def write_rows(
     *,
     known: Mapping[str, str],
     date: str | None = None,
+    only: str | None = None,
 ) -> dict[str, Rows]:
     """Write the relation of a table's name, sorted, one file a date.
 
@@ -46,6 +46,7 @@ def write_rows(
         table: ``derived/episodes``.
         known: Date -> digest of the rows that the lake has; the same rows are not written again.
         date: The date of all rows; None for each row's own, by the table's time.
+        only: Rows of other dates than this are left out.
     """
     contract = TABLES[table]
     name = contract.bare_name
@@ -53,7 +54,8 @@ def write_rows(
     of_row = own if date is None else literal(date)
     found = session.rows(
         f"SELECT {of_row} AS date, count(*), sum(hash(rows)::HUGEINT), bit_xor(hash(rows))"
-        f" FROM {name} AS rows GROUP BY date ORDER BY date"
+        f" FROM {name} AS rows{f' WHERE {of_row} = {literal(only)}' if only else ''}"
+        " GROUP BY date ORDER BY date"
     )
     written = {}
     for day, count, total, mixed in found:
@@ -114,20 +116,6 @@ def names_of(lake: Lake, live: Mapping[str, list[DataFile]]) -> dict[str, str]:
     return {
         date: " ".join(file.path.relative_to(lake.root).as_posix() for file in files)
         for date, files in live.items()
-    }
-
-
-def known_contents(
-    lake: Lake, record: TableRecord | None, live: Mapping[str, list[DataFile]]
-) -> dict[str, str]:
-    """Date -> digest of the rows that the lake has, where its file is the recorded one."""
-    names = names_of(lake, live)
-    if record is None:
-        return {}
-    return {
-        date: record.contents[date]
-        for date, name in record.files.items()
-        if names.get(date) == name
     }
 
 

@@ -2,99 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import resources
-from typing import Any
-
-import pyarrow as pa
 
 from xtune.errors import NoDataError
-from xtune.lake import Lake
+from xtune.executor import open_executor, workers_of
+from xtune.lake import BusyError, Lake
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._clocks import Clocks
-from xtune.pipelines._compaction import Compacted, compact
-from xtune.pipelines._days import DayContext, DaysDone, fabric_digests, refresh_days
-from xtune.pipelines._engine import Session, files_relation
-from xtune.pipelines._episodes import Episode, build_episodes, seen_from_receivers
-from xtune.pipelines._impact import run_impact
+from xtune.pipelines._compaction import compact
+from xtune.pipelines._day_steps import DayContext
+from xtune.pipelines._days import fabric_digests, refresh_days, stale_days
+from xtune.pipelines._engine import Session
+from xtune.pipelines._final import Finish
 from xtune.pipelines._inventory import Inventory
-from xtune.pipelines._refresh import Refreshed, Refresher
-from xtune.pipelines._state import State, TableRecord, digest
-from xtune.pipelines._stretches import read_stretches
+from xtune.pipelines._parts import Parts
+from xtune.pipelines._refresh import Refresher
+from xtune.pipelines._source import code_digest, source_digest
+from xtune.pipelines._state import State
+from xtune.pipelines._summary import RebuildSummary, ShardSummary, summarize
 from xtune.pipelines._tables import day_tables
 from xtune.pipelines._topology import Topology
-from xtune.pipelines._work import Work
-from xtune.pipelines._write import known_contents, live_files, names_of, publish, write_rows
+from xtune.pipelines._work import Shard, Work, memory_share
 from xtune.pipelines.rules import EpisodeRules
-from xtune.tables import DERIVED_TABLES, TABLES
+from xtune.tables import TABLES
 
-_FINAL = (
-    "derived/link_episodes",
-    "derived/episodes",
-    "derived/collective_impact",
-    "derived/episode_costs",
-    "derived/impact_by",
-)
-_ALWAYS = ("derived/link_rates", *_FINAL)
+Progress = Callable[[int, str], None]
 _EVER_NS = 2**63 - 1
+# The lock that shards share, and that whoever deletes what they may read has for itself.
+_SHARDS = "shards"
+_WAIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RebuildSummary:
-    """What a rebuild did and found.
+class Engine:
+    """Where the work of a rebuild is done.
 
     Attributes:
-        table_rows: Derived table's bare name -> rows it has now.
-        computed: Partitions of ``link_rates`` computed.
-        reused: Partitions that were up to date.
-        days: Days of other tables that were computed, ``<table> <date>``.
-        dropped: Partitions whose inputs are no longer in the ledger.
-        compacted: Raw files before and after compaction.
-        episodes: Episodes in the lake.
-        links: Links with an episode.
-        notes: What a user should know, one line each.
+        name: ``local`` or ``dask``.
+        workers: Processes that share it; one with ``local`` is this one, with its threads.
+        scheduler: Address of a Dask cluster that runs; empty: one on this host.
     """
 
-    table_rows: dict[str, int]
-    computed: tuple[str, ...]
-    reused: int
-    dropped: tuple[str, ...]
-    days: tuple[str, ...]
-    compacted: Compacted
-    episodes: int
-    links: int
-    notes: tuple[str, ...]
+    name: str = "local"
+    workers: int = 1
+    scheduler: str = ""
 
-    def rows(self) -> list[tuple[str, int, str]]:
-        """For a table: derived table, its rows, partitions computed now."""
-        total = len(self.computed) + self.reused
-        return [
-            (name, rows, f"{len(self.computed)} of {total}" if name == "link_rates" else "")
-            for name, rows in self.table_rows.items()
-        ]
+    @contextmanager
+    def open(self, work: Work) -> Iterator[Work]:
+        """The same work, with an executor where there is to be one.
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON document."""
-        return {
-            "schema": 1,
-            "tables": self.table_rows,
-            "partitions": {
-                "computed": list(self.computed),
-                "reused": self.reused,
-                "dropped": list(self.dropped),
-            },
-            "days": list(self.days),
-            "compacted": {
-                "files_before": self.compacted.files_before,
-                "files_after": self.compacted.files_after,
-                "rows": self.compacted.rows,
-            },
-            "episodes": self.episodes,
-            "links": self.links,
-            "notes": list(self.notes),
-        }
+        Processes on this host share its memory and threads; those of a cluster that runs
+        elsewhere have the memory each, and one thread.
+        """
+        if self.name == "local" and self.workers == 1:
+            yield work
+            return
+        with open_executor(self.name, self.workers, self.scheduler) as executor:
+            here = not self.scheduler or self.name == "local"
+            threads = (work.threads or os.cpu_count() or 1) // self.workers if here else 1
+            yield replace(
+                work,
+                executor=executor,
+                workers=workers_of(executor),
+                worker_memory=memory_share(work.memory, self.workers) if here else work.memory,
+                worker_threads=max(1, threads),
+            )
 
 
 def rebuild(
@@ -105,189 +82,192 @@ def rebuild(
     until: datetime | None = None,
     memory: str | None = None,
     threads: int | None = None,
-    progress: Callable[[int, str], None] | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
     day_rows: int = DAY_ROWS,
 ) -> RebuildSummary:
     """Bring every derived table up to date.
 
     A killed rebuild leaves the tables as after its last commit; the next one goes on from there.
+    What shards computed meanwhile is taken; the tables are the same whoever computed what.
 
     Args:
         lake: Where.
         rules: What counts as congestion.
-        since: Partitions of ``link_rates`` that end before are left as they are.
+        since: Partitions that end before are left as they are.
         until: Partitions that begin after are left as they are.
         memory: Most memory DuckDB uses, such as ``2GB``.
         threads: Threads DuckDB uses.
+        engine: Where the work is done; None is here.
         progress: Told the number of steps done and the one begun.
         day_rows: Rows of a day up to which it is one partition; a larger one is cut into hours.
 
     Raises:
         NoDataError: The lake holds nothing to rebuild from.
         LakeError: Another rebuild is running, or the lake is damaged.
+        UsageError: The engine is not known, not installed, or not there.
     """
-    rules = rules or EpisodeRules()
     report = progress or (lambda done, text: None)
-    if not any(lake.files(name) for name, table in TABLES.items() if not table.derived):
-        raise NoDataError("the lake holds no telemetry", "run xtune collect first")
-    with lake.exclusive("rebuild"):
+    _check_telemetry(lake)
+    first = Work(rules=rules or EpisodeRules(), memory=memory, threads=threads)
+    span = _ns(since, 0), _ns(until, _EVER_NS)
+    with lake.exclusive("rebuild"), (engine or Engine()).open(first) as work:
         state = State.load(lake.root)
-        scratch = lake.scratch("derived/link_rates")
-        work = Work(rules=rules, memory=memory, threads=threads)
-        with work.connect(scratch) as session:
+        with work.connect(lake.scratch("derived/link_rates")) as session:
             report(0, "compaction")
-            compacted = compact(lake, session, day_rows, state=state)
-            inventory = Inventory(lake, session, state)
-            code = code_digest(rules)
-            topology = Topology.build(inventory.topology, inventory.identity)
-            context = DayContext(
-                lake=lake,
-                identity=inventory.identity,
-                topology=topology,
-                rules=rules,
-                code=source_digest(),
-                fabric=fabric_digests(inventory, rules),
-                connect=lambda: work.connect(scratch),
+            compacted = compact(
+                lake,
+                session,
+                day_rows,
+                state=state,
+                executor=work.executor,
+                memory=work.worker_memory,
+                threads=work.worker_threads,
             )
-            span = _ns(since, 0), _ns(until, _EVER_NS)
+            inventory, context = _look(lake, session, state, work)
             tables = day_tables()
             early = [table for table in tables if table.before_rates]
-            done = refresh_days(early, context, state, lambda text: report(0, text), *span)
+            days = refresh_days(early, context, state, lambda text: report(0, text), *span)
             inventory.clocks = Clocks.read(lake)
+            code = code_digest(work.rules)
             refresher = Refresher(lake, state, inventory, code, work, day_rows)
             refreshed = refresher.run(*span, report)
-            _finish(lake, session, state, inventory, topology, rules, code, report)
-            state.save()
-            last = len(state.chunks) + 2
+
+            def show(text: str) -> None:
+                report(len(refresher.keys), text)
+
+            finish = Finish(
+                session=session, state=state, inventory=inventory, context=context, code=code
+            )
+            days += finish.run(show, *span)
+            state.save(sweep=False)
             late = [table for table in tables if not table.before_rates]
-            done += refresh_days(late, context, state, lambda text: report(last, text), *span)
-            state.save()
-        return _summary(lake, state, inventory, refreshed, done, compacted)
+            days += refresh_days(late, context, state, show, *span)
+            _sweep(lake, state, refresher.keys if since is None and until is None else [])
+        return summarize(lake, state, inventory, refreshed, days, compacted)
 
 
-def code_digest(rules: EpisodeRules) -> str:
-    """What decides the rows beside the inputs: the source of the pipelines, and the rules."""
-    return digest(source_digest(), rules.to_json())
-
-
-def source_digest() -> str:
-    """Digest of the source of the pipelines."""
-    folder = resources.files("xtune.pipelines")
-    sources = [*folder.iterdir(), *(folder / "sql").iterdir()]
-    return digest(
-        {path.name: path.read_text() for path in sources if path.name.endswith((".py", ".sql"))}
-    )
-
-
-def _finish(
+def rebuild_shard(
     lake: Lake,
-    session: Session,
-    state: State,
-    inventory: Inventory,
-    topology: Topology,
-    rules: EpisodeRules,
-    code: str,
-    report: Callable[[int, str], None],
-) -> None:
-    """Episodes and impact, where anything they rest on changed; one commit."""
-    keys = sorted(state.chunks)
-    raw = {table: lake.files(table) for table in ("collectives", "steps")}
-    inputs = digest(
-        code,
-        [state.chunks[k].stored for k in keys],
-        inventory.topology,
-        sorted(inventory.identity.host_of_guid.items()),
-        sorted(inventory.identity.hosts.items()),
-        sorted(inventory.clocks.stretches.items()),
-        [[file.path.name for file in files] for files in raw.values()],
-    )
-    known = {table: state.tables.get(table, TableRecord(inputs="")) for table in _FINAL}
-    live = {table: live_files(lake, table) for table in _FINAL}
-    if all(
-        known[table].inputs == inputs and known[table].files == names_of(lake, live[table])
-        for table in _FINAL
-    ):
-        return
-    report(len(keys), "episodes")
-    episodes = _episodes(session, state, keys, topology, inventory, rules)
-    report(len(keys) + 1, "impact")
-    inventory.clocks.load(session)
-    run_impact(lake, session, episodes, topology, inventory.identity, rules)
-    written = {}
-    with lake.begin() as transaction:
-        for table in _FINAL:
-            contents = known_contents(lake, known[table], live[table])
-            written[table] = write_rows(lake, session, table, known=contents)
-        if any([publish(transaction, t, written[t], live[t]) for t in _FINAL]):
-            transaction.commit()
-    for table in _FINAL:
-        state.tables[table] = TableRecord(
-            inputs=inputs,
-            files=names_of(lake, live_files(lake, table)),
-            contents={date: rows.content for date, rows in written[table].items()},
-            rows=sum(rows.rows for rows in written[table].values()),
+    shard: Shard,
+    *,
+    rules: EpisodeRules | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    memory: str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    day_rows: int = DAY_ROWS,
+) -> ShardSummary:
+    """Compute one share of the links of ``link_rates``, for a later :func:`rebuild` to take.
+
+    Shards may run at once, on hosts that share the lake's folder, in any order, and again; two of
+    the same do no harm. A shard changes no table. What it has done when it is killed counts.
+
+    Args:
+        lake: Where.
+        shard: Which share.
+        rules: As the rebuild's.
+        since: As the rebuild's.
+        until: As the rebuild's.
+        memory: Most memory DuckDB uses.
+        threads: Threads DuckDB uses.
+        progress: Told the number of partitions done and the one begun.
+        day_rows: As the rebuild's.
+
+    Raises:
+        NoDataError: The lake holds nothing to rebuild from.
+        LakeError: The lake is damaged.
+    """
+    report = progress or (lambda done, text: None)
+    _check_telemetry(lake)
+    work = Work(rules=rules or EpisodeRules(), memory=memory, threads=threads, shard=shard)
+    span = _ns(since, 0), _ns(until, _EVER_NS)
+    with lake.shared(_SHARDS), work.connect(lake.scratch("derived/link_rates")) as session:
+        report(0, "clocks")
+        _make_early(lake, session, work, span)
+        state = State.load(lake.root)
+        inventory, _ = _look(lake, session, state, work)
+        inventory.clocks = Clocks.read(lake)
+        refresher = Refresher(lake, state, inventory, code_digest(work.rules), work, day_rows)
+        return ShardSummary(partitions=tuple(refresher.run(*span, report).computed))
+
+
+def plan_rebuild(
+    lake: Lake,
+    *,
+    rules: EpisodeRules | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    day_rows: int = DAY_ROWS,
+) -> ShardSummary:
+    """What :func:`rebuild` would compute; changes no table.
+
+    Days of tables that are made from other derived tables are told by what these hold now.
+
+    Raises:
+        NoDataError: The lake holds nothing to rebuild from.
+        LakeError: The lake is damaged.
+    """
+    _check_telemetry(lake)
+    work = Work(rules=rules or EpisodeRules())
+    span = _ns(since, 0), _ns(until, _EVER_NS)
+    with lake.shared(_SHARDS), work.connect(lake.scratch("derived/link_rates")) as session:
+        state = State.load(lake.root)
+        inventory, context = _look(lake, session, state, work)
+        inventory.clocks = Clocks.read(lake)
+        refresher = Refresher(lake, state, inventory, code_digest(work.rules), work, day_rows)
+        return ShardSummary(
+            partitions=tuple(refresher.stale(*span)),
+            days=tuple(stale_days(day_tables(), context, state, *span)),
+            dry_run=True,
         )
 
 
-def _episodes(
-    session: Session,
-    state: State,
-    keys: list[str],
-    topology: Topology,
-    inventory: Inventory,
-    rules: EpisodeRules,
-) -> list[Episode]:
-    if not keys:
-        return []
-    runs = files_relation(
-        state.path(name)
-        for name in sorted({part.runs for key in keys for part in state.chunks[key].parts})
-    )
-    last = files_relation(state.path(part.carry) for part in state.chunks[keys[-1]].parts)
-    session.view("runs", f"FROM {runs}")
-    session.view(
-        "last_known",
-        f"SELECT link, known_end_ns FROM {last} WHERE level >= {rules.report_level}",
-    )
-    session.create("link_stretches")
-    rows = session.arrow("FROM link_stretches").to_pylist()
-    sampled = {link for (link,) in session.rows(f"SELECT link FROM {last}")}
-    timelines = seen_from_receivers(read_stretches(rows), topology, sampled, rules)
-    return build_episodes(timelines, topology, inventory.identity, rules, sampled)
+def _check_telemetry(lake: Lake) -> None:
+    if not any(lake.files(name) for name, table in TABLES.items() if not table.derived):
+        raise NoDataError("the lake holds no telemetry", "run xtune collect first")
 
 
-def _summary(
-    lake: Lake,
-    state: State,
-    inventory: Inventory,
-    refreshed: Refreshed,
-    days: DaysDone,
-    compacted: Compacted,
-) -> RebuildSummary:
-    notes = list(inventory.identity.notes)
-    for key in sorted(state.notes):
-        notes += [note for note in state.notes[key] if note not in notes]
-    undated = sum(f.rows for f in lake.files("link_counters") if f.min_ts_ns is None)
-    if undated:
-        notes.append(f"{undated} counter rows have no time and are in no rate (--time-from)")
-    members: pa.Table = lake.read("derived/link_episodes", columns=["link"])
-    files = {name: lake.files(name) for name in DERIVED_TABLES}
-    rows = {
-        TABLES[name].bare_name: sum(file.rows for file in found)
-        for name, found in files.items()
-        if found or name in _ALWAYS
-    }
-    return RebuildSummary(
-        table_rows=rows,
-        computed=tuple(refreshed.computed),
-        reused=refreshed.reused,
-        dropped=tuple(refreshed.dropped),
-        days=tuple(days.computed),
-        compacted=compacted,
-        episodes=rows["episodes"],
-        links=len(members["link"].unique()),
-        notes=tuple(notes),
+def _look(lake: Lake, session: Session, state: State, work: Work) -> tuple[Inventory, DayContext]:
+    """What the raw tables name, and what every day of every table shares."""
+    inventory = Inventory(lake, session, state)
+    context = DayContext(
+        lake=lake,
+        identity=inventory.identity,
+        topology=Topology.build(inventory.topology, inventory.identity),
+        rules=work.rules,
+        code=source_digest(),
+        fabric=fabric_digests(inventory, work.rules),
+        connect=lambda: work.connect(lake.scratch("derived/link_rates")),
     )
+    return inventory, context
+
+
+def _make_early(lake: Lake, session: Session, work: Work, span: tuple[int, int]) -> None:
+    """Make what ``link_rates`` rests on, or wait for who is doing it."""
+    early = [table for table in day_tables() if table.before_rates]
+    while True:
+        state = State.load(lake.root)
+        _, context = _look(lake, session, state, work)
+        if not stale_days(early, context, state, *span):
+            return
+        with suppress(BusyError), lake.exclusive("rebuild"):
+            state = State.load(lake.root)
+            _, context = _look(lake, session, state, work)
+            refresh_days(early, context, state, lambda text: None, *span)
+            return
+        time.sleep(_WAIT_S)
+
+
+def _sweep(lake: Lake, state: State, keys: Iterable[str]) -> None:
+    """Keep the state, and delete what nothing needs any more, unless a shard might read it."""
+    try:
+        with lake.exclusive(_SHARDS):
+            state.save()
+            Parts(lake.root).sweep(set(keys))
+    except BusyError:
+        state.save(sweep=False)
 
 
 def _ns(moment: datetime | None, default: int) -> int:

@@ -37,10 +37,11 @@ SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("lake", str, "lake", "folder of the lake"),
-        Setting("workers", int, os.cpu_count() or 1, "processes that evaluate trials"),
+        Setting("workers", int, os.cpu_count() or 1, "processes for trials and partitions"),
         Setting("seed", int, 0, "seed of every random draw"),
         Setting("storage", str, "", "Optuna storage URL; empty: a journal beside the study"),
-        Setting("engine", str, "local", "where trials and partitions run: local"),
+        Setting("engine", str, "local", "where trials and partitions run: local or dask"),
+        Setting("dask.scheduler", str, "", "address of a Dask scheduler; empty: on this host"),
         Setting("lang", str, "en", "language of the report: en or zh"),
         Setting(
             "memory", str, "4GB", "most memory that the pipelines use, e.g. 500MB or 4GB", MEMORY

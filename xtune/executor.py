@@ -8,11 +8,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from xtune.errors import UsageError
+
+# Time in which a Dask scheduler must answer.
+_CONNECT_S = 30
 
 
 class _Worker(SpawnProcess):
@@ -45,20 +48,41 @@ def _end_with_the_coordinator() -> None:
 
 
 @contextmanager
-def open_executor(engine: str, workers: int) -> Iterator[Executor]:
+def open_executor(engine: str, workers: int, scheduler: str = "") -> Iterator[Executor]:
     """An executor with ``workers`` processes; interrupts are left to the coordinator.
 
     Args:
-        engine: ``local``: spawned processes on this host.
-        workers: At least 1.
+        engine: ``local``: spawned processes on this host. ``dask``: the workers of a Dask cluster,
+            which see the same files under the same paths and have the same xtune.
+        workers: At least 1; a cluster that runs already has its own number.
+        scheduler: Address of a cluster that runs, such as ``tcp://head:8786``; empty: a cluster
+            of processes on this host, for as long as the executor is open.
 
     Raises:
-        UsageError: An engine that is not known, or no worker.
+        UsageError: An engine that is not known or not installed, no worker, or no cluster there.
     """
-    if engine != "local":
-        raise UsageError(f"engine {engine!r} is not known", "use --engine local")
     if workers < 1:
         raise UsageError(f"workers = {workers} is below 1", "leave it out for one a core")
+    if engine == "local":
+        with _processes(workers) as pool:
+            yield pool
+    elif engine == "dask":
+        with _dask(workers, scheduler) as pool:
+            yield pool
+    else:
+        raise UsageError(f"engine {engine!r} is not known", "use --engine local or dask")
+
+
+def workers_of(executor: Executor) -> int:
+    """How many calls an executor of :func:`open_executor` runs at once."""
+    if isinstance(executor, ProcessPoolExecutor):
+        return int(vars(executor)["_max_workers"])
+    threads: dict[str, int] = vars(executor)["_client"].nthreads()
+    return max(1, sum(threads.values()))
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Executor]:
     pool = ProcessPoolExecutor(
         workers, mp_context=_Workers(), initializer=_end_with_the_coordinator
     )
@@ -66,3 +90,32 @@ def open_executor(engine: str, workers: int) -> Iterator[Executor]:
         yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _dask(workers: int, scheduler: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise UsageError(
+            "engine dask is not installed", "pip install 'xtune[dask]', or --engine local"
+        ) from error
+    with ExitStack() as stack:
+        where: str | LocalCluster = scheduler
+        if not scheduler:
+            where = LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+            )
+            stack.callback(where.close)
+        try:
+            client = Client(where, timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"no Dask scheduler answers at {scheduler}: {str(error).splitlines()[0]}",
+                "start one with dask scheduler, or leave the address out",
+            ) from error
+        stack.callback(client.close)
+        # Two calls with the same arguments may find different files: nothing is pure.
+        pool = client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+        stack.callback(pool.shutdown, wait=False)
+        yield pool

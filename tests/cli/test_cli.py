@@ -27,7 +27,7 @@ def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 FLAGS = {
     "collect": "debug dry-run duration fabric follow help host host-map interval job json kind "
     "label lake list map procfs rank run since step strict sysfs time-from tz until url",
-    "rebuild": "debug help json lake since until",
+    "rebuild": "debug dry-run engine help json lake scheduler shard since until workers",
     "episodes": "debug explain help job json lake link ports since top until",
     "query": "debug help json lake",
     "calibrate": "debug help json lake",

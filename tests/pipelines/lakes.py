@@ -15,9 +15,9 @@ from xtune.pipelines._compaction import compact
 from xtune.pipelines._engine import connect
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._refresh import Refreshed, Refresher
+from xtune.pipelines._source import code_digest
 from xtune.pipelines._state import State
 from xtune.pipelines._work import Work
-from xtune.pipelines.runner import code_digest
 from xtune.tables import TABLES
 
 #: 2026-03-02T10:00:00Z.

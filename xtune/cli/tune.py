@@ -40,7 +40,7 @@ def run(
     workers: WorkersOption = None,
     storage: Annotated[str | None, typer.Option("--storage", help="Optuna storage URL.")] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="Where trials run: local.")
+        str | None, typer.Option("--engine", help="Where trials run: local or dask.")
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -66,7 +66,7 @@ def run(
 
     @contextmanager
     def pool() -> Iterator[Executor]:
-        with open_executor(where, count) as executor:
+        with open_executor(where, count, settings.get("dask.scheduler").value) as executor:
             yield executor
 
     with progress(f"tune {study}", None) as update:

@@ -4,7 +4,7 @@ A reader asks the ledger, never the folder, so it sees whole files only. A write
 writes in a transaction that appears with one rename, or not at all.
 """
 
-from xtune.lake._conflict import ConflictError
+from xtune.lake._conflict import BusyError, ConflictError
 from xtune.lake._inputs import Inputs
 from xtune.lake._lake import Lake
 from xtune.lake._records import DataFile, InputRecord, InputState
@@ -16,6 +16,7 @@ from xtune.lake.prune import Pruned, prune
 
 __all__ = [
     "REJECTED",
+    "BusyError",
     "ConflictError",
     "DataFile",
     "Health",

@@ -1,4 +1,4 @@
-"""The one error of the lake that a program, not a person, answers."""
+"""The errors of the lake that a program, not a person, may answer."""
 
 from __future__ import annotations
 
@@ -10,3 +10,7 @@ class ConflictError(LakeError):
 
     Begin anew from the lake as it is now.
     """
+
+
+class BusyError(LakeError):
+    """Another process does what only one at a time may do."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from xtune.errors import LakeError, NoDataError
 from xtune.lake import _disk
+from xtune.lake._conflict import BusyError
 from xtune.lake._inputs import Inputs
 from xtune.lake._ledger import Ledger
 from xtune.lake._parquet import file_metadata, file_schema, open_parquet, table_named
@@ -127,12 +128,12 @@ class Lake:
         """Let one process at a time do ``name`` (``rebuild``); readers are not held up.
 
         Raises:
-            LakeError: Another process is doing it.
+            BusyError: Another process is doing it.
         """
         self.ledger.create()
         descriptor = _disk.try_lock(self.ledger.folder / f"{name}.lock")
         if descriptor is None:
-            raise LakeError(f"another {name} of {self.root} is running", "wait for it to end")
+            raise BusyError(f"another {name} of {self.root} is running", "wait for it to end")
         with _disk.held(descriptor):
             yield
 
