@@ -222,8 +222,14 @@ class Causes:
     def _alone(self, stretch: Stretch) -> Reason:
         """A waiting port that nothing explains."""
         onward = self._topology.onward(stretch.link)
-        seen = sum(link in self._wait or link in self._busy for link in onward)
-        evidence: dict[str, Any] = {"onward_ports": len(onward), "onward_ports_ever_busy": seen}
+        # Around the wait only: what other days bring changes nothing here.
+        margin = max(stretch.length_ns, int(self._rules.context_s * 1e9))
+        around = stretch.start_ns - margin, stretch.end_ns + margin
+        seen = sum(
+            bool(self._wait.within(link, *around) or self._busy.within(link, *around))
+            for link in onward
+        )
+        evidence: dict[str, Any] = {"onward_ports": len(onward), "onward_ports_busy": seen}
         if self._sampled is not None:
             evidence["onward_ports_sampled"] = sum(link in self._sampled for link in onward)
         if not self._topology.lists(stretch.link):
