@@ -327,25 +327,26 @@ class Causes:
         if not topology.is_host(node):
             evidence["root_utilization"] = stretch.mean_utilization
             return [Reason(kind="saturated", stretch=stretch, fit=1.0, evidence=evidence)]
-        seen, other = self._on_its_ways(stretch)
-        for reasons in (seen, other):
+        for reasons in self._on_its_ways(stretch):
             likely = [r for r in reasons if r.fit >= self._rules.alike]
             kept, _ = choose(stretch, likely, self._rules)
             if kept:
                 return kept
         return [Reason(kind="alone", stretch=stretch, fit=0.0, evidence=evidence)]
 
-    def _on_its_ways(self, stretch: Stretch) -> tuple[list[Reason], list[Reason]]:
+    def _on_its_ways(self, stretch: Stretch) -> tuple[list[Reason], ...]:
         """Ports on the way to an adapter, or from it where it sends at all.
 
-        First those with a sign of their own: they drop, or something waits for them; then those
-        that are merely saturated.
+        First those with a sign of their own: they drop, are sick, or something waits for them;
+        then those that wait; then those that are merely saturated.
         """
         topology = self._topology
         towards = topology.hops[stretch.link].receiver
         sends = stretch.mean_utilization is None or stretch.mean_utilization >= _SENDS
-        seen, merely = [], []
-        for kind in ("onward", "saturated"):
+        seen: list[Reason] = []
+        waits: list[Reason] = []
+        merely: list[Reason] = []
+        for kind in ("onward", "saturated", "sick"):
             for other in self._of_like_span(kind, stretch):
                 if topology.is_host(self._node(other)):
                     continue
@@ -358,9 +359,12 @@ class Causes:
                     waited = both.within(stretch.start_ns, stretch.end_ns)
                     found = seen if 2 * waited >= stretch.length_ns else merely
                     found += self._saturated(stretch, other)
-                elif self._ends_here(other):
-                    seen.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
-        return seen, merely
+                elif kind == "sick":
+                    seen += self._sick_onward(stretch, other)
+                else:
+                    found = seen if self._ends_here(other) else waits
+                    found.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
+        return seen, waits, merely
 
     def _ends_here(self, stretch: Stretch) -> bool:
         """Whether a port is congested for no other port's sake."""
