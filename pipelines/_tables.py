@@ -75,6 +75,12 @@ def day_tables() -> tuple[DayTable, ...]:
 
     Their modules import this one, so they are imported when this is called.
     """
-    from xtune.pipelines import _clocks, _desync, _totals
+    from xtune.pipelines import _clocks, _concurrency, _desync, _totals
 
-    return (_clocks.TABLE, _totals.TABLE, _desync.TABLE, _desync.VERDICT_TABLE)
+    return (
+        _clocks.TABLE,
+        _totals.TABLE,
+        _desync.TABLE,
+        _desync.VERDICT_TABLE,
+        *_concurrency.TABLES,
+    )

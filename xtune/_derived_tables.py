@@ -167,6 +167,26 @@ CONCURRENCY = Table(
     key=("ts", "jobs"),
 )
 
+CONCURRENCY_MINUTES = Table(
+    "derived/concurrency_minutes",
+    "one minute",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the minute", False),
+        Column("jobs", I64, "jobs", "jobs that ran in it, the mean, rounded", False),
+        Column("seconds", F64, "s", "time that the link sampled best was sampled for"),
+        Column("links", I64, "links", "links sampled"),
+        Column("retransmit_rate", F64, "events/s", "mean over links and time; null unknown"),
+        Column("retransmit_link_s", F64, "s", "time it is known for, summed over links"),
+        Column("discard_rate", F64, "packets/s", "mean over links and time; null unknown"),
+        Column("discard_link_s", F64, "s", "time it is known for, summed over links"),
+        Column("wait_fraction", F64, "0..1", "mean over links and time; null unknown"),
+        Column("wait_link_s", F64, "s", "time it is known for, summed over links"),
+    ),
+    sort=("ts",),
+    key=("ts",),
+)
+
 CONCURRENCY_KNEE = Table(
     "derived/concurrency_knee",
     "one signal, over all days",
@@ -307,6 +327,7 @@ DERIVED = (
     IMPACT_BY,
     CONCURRENCY,
     CONCURRENCY_KNEE,
+    CONCURRENCY_MINUTES,
     DESYNC,
     DESYNC_VERDICT,
     BURSTS,
