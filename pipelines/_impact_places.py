@@ -14,9 +14,7 @@ from xtune.pipelines._topology import Topology
 EPISODE_HOSTS = pa.schema([("episode_id", pa.string()), ("host", pa.string())])
 
 
-def episode_hosts(
-    episodes: Iterable[Episode], topology: Topology, identity: Identity
-) -> pa.Table:
+def episode_hosts(episodes: Iterable[Episode], topology: Topology, identity: Identity) -> pa.Table:
     """Pairs of an episode and a host that it touches; an episode without any has no row."""
 
     @cache

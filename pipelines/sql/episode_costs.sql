@@ -34,7 +34,8 @@ bases AS (
     -- What the cost of a job is told from. No step hit costs nothing, where steps are timed.
     SELECT
         timed.job,
-        bool_or(costs.gpu_hours IS NOT NULL) IS NOT false AS by_steps,
+        bool_or(costs.gpu_hours IS NOT NULL) FILTER (WHERE costs.id IS NOT NULL) IS NOT false
+            AS by_steps,
         at_least(steady_sum(list(costs.gpu_hours)), 0) AS gpu_hours
     FROM (
         SELECT job FROM step_spans WHERE step_time_s IS NOT NULL GROUP BY job
