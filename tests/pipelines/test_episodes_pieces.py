@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -182,7 +183,7 @@ def test_a_host_port_that_the_topology_lacks(known: bool) -> None:
     assert (found.root, found.cause) == (down(0, 0), "incast" if known else "unknown")
 
 
-def _rows() -> list[dict[str, object]]:
+def _rows() -> list[dict[str, Any]]:
     from tests.pipelines.fabrics import topology_rows
 
     return list(topology_rows())
