@@ -98,7 +98,7 @@ def generate(
         tables = {name: scatter(batches, rng) for name, batches in tables.items()}
     else:
         tables["link_counters"] = [pa.concat_tables(counters, promote_options="default")]
-    truth = find_truth(tallies, feeds.watched(), rules or EpisodeRules(), frame.t0_ns)
+    truth = find_truth(tallies, feeds.watched(), rules or EpisodeRules(), frame.t0_ns, topology)
     return Planted(tables=tables, truth=truth, history=history)
 
 

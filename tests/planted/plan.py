@@ -17,6 +17,8 @@ from tests.planted.fluid import Group, Steady, settle
 CAUSES = ("incast", "uplink_collision", "sick_link", "slow_receiver", "overload")
 JOB_DEMAND = 0.85  # share of line rate that a collective reaches when nothing is in its way
 ELEPHANT = 0.93  # what one large flow reaches alone
+_FULL = 0.94
+_APART_S = 25.0  # two episodes of one root
 BREAKS_S = (2.0, 5.0)  # between bursts of one episode: well under the longest gap
 
 
@@ -286,6 +288,13 @@ def fits(plan: Plan, plant: Plant) -> bool:
         for other in plan.plants
         if other.start_s < plant.end_s and plant.start_s < other.end_s
     ]
+    if any(
+        other.roots & plant.roots
+        and other.start_s - plant.end_s < _APART_S
+        and plant.start_s - other.end_s < _APART_S
+        for other in plan.plants
+    ):
+        return False  # two episodes with one root at once, or joined by the longest gap
     jobs = [job.group for job in plan.jobs]
     busy = [g for g, a, b in plan.busy if a < plant.end_s and plant.start_s < b]
     sets = [[plant], [plant, *beside]] + [[plant, other] for other in beside[1:]]
@@ -297,6 +306,8 @@ def fits(plan: Plan, plant: Plant) -> bool:
                 limits = _limits_beyond_sources(steady, plants, groups)
                 if not limits <= want or any(not limits & p.roots for p in plants):
                     return False
+                if _as_full(steady, plants, want):
+                    return False
                 continue
             if steady.limiting | frozenset(p for x in plants if x.deaf for p in x.slow) != want:
                 return False
@@ -304,9 +315,20 @@ def fits(plan: Plan, plant: Plant) -> bool:
                 return False
             leading = [p for p in plants if p.lead_s]
             early = plan.settled(plants, groups, leading)
+            if _as_full(steady, plants, want) or _as_full(early, plants, want):
+                return False
             if not early.limiting | _limits_beyond_sources(early, plants, groups) <= want:
                 return False
     return True
+
+
+def _as_full(steady: Steady, plants: Sequence[Plant], roots: frozenset[int]) -> bool:
+    """Whether a planted flow passes a port that is as good as full without being a root.
+
+    Nobody could tell it from one: a little more, and it would be.
+    """
+    passed = {p for x in plants for group in x.groups for path in group.paths for p in path[1:]}
+    return any(steady.load[port] > _FULL for port in passed - roots)
 
 
 def _limits_beyond_sources(

@@ -1,10 +1,11 @@
 """How well a rebuild found what was planted.
 
-Links: stretches of one link that overlap are one, in what was found as in the truth; what lies in
-a span of which nothing is known is cut off both. A found stretch is right when it and a true one
-of the same link share more than half of the time that either lasts; a true one lasts as it really
-did, or in whole intervals of its port as exact rules see it. Recall is over the true ones that
-must be found; a found one that matches no true one, required or not, is false.
+Links: stretches of one link no further apart than the longest gap are one, in what was found as
+in the truth; what lies in a span of which nothing is known is cut off both. A found stretch is
+right when it and a true one of the same link share more than half of the time that either lasts;
+a true one lasts as it really did, or in whole intervals of its port as exact rules see it. Recall
+is over the true ones that must be found; a found one that matches no true one is false. A part of
+a true one that need not be found is neither.
 
 Roots: for each true episode that must be seen and whose root is watched closely enough, right when
 some found episode names one of its roots at its time; for each found one, right when its root is
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tests.planted.tallies import joined
-from tests.planted.truth import Span, TrueEpisode, TrueStretch, Truth, likeness
+from tests.planted.truth import Span, TrueEpisode, TrueStretch, Truth, cut, likeness
 from xtune.lake import Lake
 
 
@@ -131,18 +132,6 @@ def _rows(lake: Lake, name: str, t0_ns: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _cut(spans: list[Span], masks: list[Span]) -> list[Span]:
-    """Spans without what is masked; a rest of no length is nothing."""
-    for low, high in masks:
-        spans = [
-            piece
-            for a, b in spans
-            for piece in ((a, min(b, low)), (max(a, high), b))
-            if piece[1] > piece[0]
-        ]
-    return spans
-
-
 def _at_mask(truth: Truth, link: str, time: float) -> bool:
     return any(a - 1e-6 <= time <= b + 1e-6 for a, b in truth.masks.get(link, ()))
 
@@ -160,7 +149,7 @@ def _match(
     missed, false = [], []
     for link in sorted({*found, *true}):
         masks = truth.masks.get(link, [])
-        spans = _cut(joined(found[link]), masks)
+        spans = cut(joined(found[link], truth.gap_s), masks)
         matched = set()
         for stretch in true[link]:
             best = [s for s in spans if _same(s, stretch, masks)]
@@ -169,14 +158,25 @@ def _match(
                 matched |= set(best)
             elif stretch.required:
                 missed.append(stretch)
-        false += [(link, *span) for span in spans if span not in matched]
+        parts = [s for s in true[link] if not s.required]
+        false += [
+            (link, *span)
+            for span in spans
+            if span not in matched and not any(_part_of(span, s) for s in parts)
+        ]
     return pairs, missed, false
 
 
 def _same(found: Span, stretch: TrueStretch, masks: list[Span]) -> bool:
     forms = [(stretch.start_s, stretch.end_s), stretch.seen]
-    pieces = [piece for form in forms for piece in _cut([form], masks)]
+    pieces = [piece for form in forms for piece in cut([form], masks)]
     return any(likeness(found, piece) > 0.5 for piece in pieces)
+
+
+def _part_of(found: Span, stretch: TrueStretch) -> bool:
+    margin = stretch.interval_s
+    start, end = stretch.start_s - margin, stretch.end_s + margin
+    return found[0] >= min(start, stretch.seen[0]) and found[1] <= max(end, stretch.seen[1])
 
 
 def _roots(
@@ -187,7 +187,7 @@ def _roots(
     known = {
         row["episode_id"]
         for row in members
-        if _cut([(row["start"], row["end"])], truth.masks.get(row["link"], []))
+        if cut([(row["start"], row["end"])], truth.masks.get(row["link"], []))
     }
     wrong = []
     for row in episodes:

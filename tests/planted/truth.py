@@ -97,6 +97,7 @@ class Truth:
     Attributes:
         masks: Link -> spans of which nothing is known.
         gpu_hours: Lost in all, each step counted once.
+        gap_s: Stretches of a link no further apart are one.
     """
 
     t0_ns: int
@@ -104,6 +105,7 @@ class Truth:
     episodes: list[TrueEpisode]
     masks: dict[str, list[Span]] = field(default_factory=dict)
     gpu_hours: float = 0.0
+    gap_s: float = 10.0
 
 
 def reported(
@@ -149,9 +151,16 @@ def likeness(a: Span, b: Span) -> float:
 
 
 def find_truth(
-    tallies: Tallies, watched: Mapping[int, Watched], rules: EpisodeRules, t0_ns: int
+    tallies: Tallies,
+    watched: Mapping[int, Watched],
+    rules: EpisodeRules,
+    t0_ns: int,
+    topology: bool = True,
 ) -> Truth:
-    """The truth of what happened, for ports that are watched so."""
+    """The truth of what happened, for ports that are watched so.
+
+    Without topology a root that does not itself wait cannot be told from any busy port.
+    """
     history = tallies.history
     ports = history.plan.fabric.ports
     stretches: list[TrueStretch] = []
@@ -160,7 +169,7 @@ def find_truth(
     hit = {number for stretch in stretches if stretch.required for number in stretch.plants}
     for number, plant in enumerate(history.plan.plants):
         for root in sorted(plant.roots - (plant.slow.keys() if not plant.deaf else set())):
-            view = watched.get(root)
+            view = watched.get(root) if topology else None
             for a, b in joined(plant.bursts, rules.max_gap_s):
                 span = _with_victims((a, b), number, stretches)
                 stretches.append(
@@ -180,14 +189,16 @@ def find_truth(
     sure = {
         (number, s.link)
         for s in stretches
-        if s.required and s.role == "root"
+        if topology and s.required and s.role == "root"
         for number in s.plants
     }
+    masks = {ports[p].link: list(view.masks) for p, view in watched.items() if view.masks}
     return Truth(
         t0_ns=t0_ns,
-        stretches=_merged(stretches),
-        episodes=_episodes(tallies, hit, sure, watched),
-        masks={ports[p].link: list(view.masks) for p, view in watched.items() if view.masks},
+        stretches=_merged(_unmasked(stretches, masks), rules.max_gap_s),
+        gap_s=rules.max_gap_s,
+        episodes=_episodes(tallies, hit, sure, watched if topology else {}),
+        masks=masks,
         gpu_hours=sum(s.lost_s * _ranks(history, s.job) for s in history.steps if s.plants) / 3600,
     )
 
@@ -282,8 +293,35 @@ def _shown(tallies: Tallies, port: int, spans: Sequence[Span]) -> frozenset[int]
     return frozenset(plants)
 
 
-def _merged(stretches: list[TrueStretch]) -> list[TrueStretch]:
-    """Those of one link that overlap as one: it waits for one root while it is another.
+def _unmasked(
+    stretches: Sequence[TrueStretch], masks: Mapping[str, list[Span]]
+) -> list[TrueStretch]:
+    """What is hidden but for some intervals need not be found."""
+    return [
+        replace(s, required=False)
+        if s.required
+        and s.link in masks
+        and max((b - a for a, b in cut([s.seen], masks[s.link])), default=0.0)
+        < _INTERVALS * s.interval_s
+        else s
+        for s in stretches
+    ]
+
+
+def cut(spans: list[Span], masks: Sequence[Span]) -> list[Span]:
+    """Spans without what is masked; a rest of no length is nothing."""
+    for low, high in masks:
+        spans = [
+            piece
+            for a, b in spans
+            for piece in ((a, min(b, low)), (max(a, high), b))
+            if piece[1] > piece[0]
+        ]
+    return spans
+
+
+def _merged(stretches: list[TrueStretch], gap_s: float) -> list[TrueStretch]:
+    """Those of one link as one: it waits for one root, then for another, or is one itself.
 
     What need not be found is left beside what must, as another form in which it may be found.
     """
@@ -293,7 +331,7 @@ def _merged(stretches: list[TrueStretch]) -> list[TrueStretch]:
         for s in sorted(stretches, key=lambda s: (s.link, s.start_s)):
             if s.required != wanted:
                 continue
-            if last is not None and last.link == s.link and s.start_s < last.end_s:
+            if last is not None and last.link == s.link and s.start_s <= last.end_s + gap_s:
                 out.pop()
                 s = replace(
                     s,

@@ -1,0 +1,48 @@
+"""The goals over twenty seeds of each kind of fabric; prints each seed's scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.planted import Score, generate
+from tests.planted.test_scores import rebuilt
+
+SEEDS = range(20)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "two tiers": {},
+    "mess": {"mess": True},
+    "256 hosts": {"hosts": 256, "leaves": 16, "spines": 8, "length_s": 600.0},
+    "three tiers": {"pods": 2},
+    "rails": {"leaves": 4, "rails": 2},
+    "hosts only": {"view": "hosts"},
+    "switches only": {"view": "switches"},
+    "no topology": {"topology": False},
+    "roce": {"roce": True},
+    "roce mess": {"roce": True, "mess": True},
+    "lossy": {"lossy": True},
+}
+
+
+def pooled(scores: list[Score], name: str) -> float:
+    return float(np.mean([getattr(s, name) for s in scores]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_seeds(kind: str, tmp_path: Path) -> None:
+    options = KINDS[kind]
+    scores = []
+    for seed in SEEDS:
+        print(f"{kind} {seed}:", end=" ")
+        scores.append(rebuilt(generate(seed, **options), tmp_path / str(seed)))
+    goal = 0.93 if options.get("mess") else 0.97
+    assert pooled(scores, "recall") >= goal
+    assert pooled(scores, "precision") >= goal
+    assert pooled(scores, "bound_error") <= 1.0
+    if options.get("topology", True):
+        assert pooled(scores, "root_right") >= 0.95
