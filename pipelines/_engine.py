@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,19 @@ class Session:
     def arrow(self, sql: str) -> pa.Table:
         """Rows of a query as Arrow."""
         return self._run(lambda: self.connection.sql(sql).to_arrow_table())
+
+    def batches(self, sql: str, rows: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Rows of a query as Arrow batches of so many rows, computed while they are read.
+
+        No other statement may run before the last batch.
+        """
+        reader = self._run(lambda: self.connection.sql(sql).to_arrow_reader(rows))
+
+        def read() -> Iterator[pa.RecordBatch]:
+            while (batch := self._run(lambda: next(reader, None))) is not None:
+                yield batch
+
+        return reader.schema, read()
 
     def set_variables(self, values: Mapping[str, Any]) -> None:
         """Give models their parameters: ``getvariable('name')``."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Narrower than this a folded column is a heap of letters, and each row becomes a block of lines.
 _NARROWEST = 10
+# Rows from which a table's widths are told.
+_HELD = 1000
 # C0 and C1 controls: names and values come from files, and a terminal obeys these.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -62,15 +65,18 @@ def table(
 
     Where no terminal sets a width a row is a line, for grep. With more columns than a terminal
     has room for, each row is a block of name and value; so it is for ``text``, cells of many
-    words and commands, which one wants to copy whole.
+    words and commands, which one wants to copy whole. Rows beyond the first thousand are lines
+    that are written as they come, as wide as those were.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(row) for row in rows]
-    if not sys.stdout.isatty():
-        _lines(title, columns, cells)
+    coming = iter(rows)
+    cells = [list(row) for row in islice(coming, _HELD)]
+    more = [list(row) for row in islice(coming, 1)]
+    if more or not sys.stdout.isatty():
+        _lines(title, columns, cells, chain(more, coming))
         return
     console = _console(stderr=False)
     if text or len(columns) * _NARROWEST > console.width:
@@ -88,7 +94,12 @@ def table(
     console.print(out)
 
 
-def _lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def _lines(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    more: Iterable[Sequence[object]] = (),
+) -> None:
     from rich.cells import cell_len
 
     numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
@@ -96,7 +107,8 @@ def _lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
     widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
     if title:
         say(title)
-    for number, row in enumerate(texts):
+    later = ([visible(show(value)) for value in row] for row in more)
+    for number, row in enumerate(chain(texts, later)):
         padded = (
             " " * (width - cell_len(text)) + text
             if right
@@ -146,8 +158,25 @@ def rfc3339(ns: int) -> str:
 
 def emit_json(document: dict[str, Any]) -> None:
     """One JSON document on stdout; NaN and infinities become null (strict JSON has none)."""
+    print(_json(document))
+
+
+def emit_json_rows(head: dict[str, Any], name: str, rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON document on stdout: ``head`` and, under ``name``, rows, written as they come.
+
+    The first row is there before anything is written: what fails at once leaves stdout empty.
+    """
+    numbered = enumerate(rows)
+    first = next(numbered, None)
+    print(f"{_json(head)[:-1]},{json.dumps(name)}:[", end="")
+    for number, row in chain([first] if first else [], numbered):
+        print(f"{',' if number else ''}{_json(row)}", end="")
+    print("]}")
+
+
+def _json(document: dict[str, Any]) -> str:
     text = json.dumps(_strict(document), ensure_ascii=False, separators=(",", ":"))
-    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _strict(value: Any) -> Any:

@@ -94,6 +94,32 @@ def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
     assert "a\\nb\\x1b[31m " in lines[3]
 
 
+def test_a_large_result_is_written_as_it_comes(here: Path) -> None:
+    """A million rows: held at once they take more than 500 MB."""
+    for words in (("--json",), ()):
+        code = (
+            "import sys; from xtune.cli import main; from tests.memory import peak_bytes;"
+            f"sys.argv[1:] = ['query', 'SELECT range AS x FROM range(1000000)', *{words!r}];"
+            "status = main(); print(peak_bytes(), file=sys.stderr); sys.exit(status)"
+        )
+        with (here / "out").open("w") as out:
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=here, stdout=out, stderr=subprocess.PIPE,
+                text=True, check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            )  # fmt: skip
+        assert int(done.stderr) < 300e6
+        text = (here / "out").read_text()
+        if words:
+            assert [row["x"] for row in json.loads(text)["rows"]] == list(range(1_000_000))
+        else:
+            assert text.splitlines()[-1].strip() == "999999"
+
+
+def test_a_query_that_fails_at_once_leaves_stdout_empty(here: Path) -> None:
+    done = xtune("query", "SELECT error('no') FROM steps", "--json", cwd=here)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def test_names_stay_one_line() -> None:
     assert visible("a\nb\x1b[2J\x9b é") == "a\\nb\\x1b[2J\\x9b é"
     assert visible(os.fsdecode(b"\xff")) == "\\udcff"

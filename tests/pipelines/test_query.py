@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from xtune.errors import UsageError, XtuneError
 from xtune.ingest import collect
 from xtune.lake import Lake
 from xtune.pipelines import list_episodes, query, rebuild
+from xtune.pipelines.query import answer
 from xtune.tables import TABLES
 
 
@@ -59,7 +61,18 @@ def test_figures(lake: Lake) -> None:
         "ATTACH 'x.duckdb'",
         "PRAGMA database_size",
         "SELECT 1; SELECT 2",
+        "SELECT 1; COPY link_rates TO 'x.parquet'",
         "",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "CALL pragma_version()",
+        "EXPLAIN ANALYZE COPY link_rates TO 'x.parquet'",
+        "EXECUTE something",
+        "PREPARE p AS SELECT 1",
+        "CREATE SECRET (TYPE s3)",
+        "EXPORT DATABASE 'x'",
+        "VACUUM",
+        "RESET memory_limit",
     ],
 )
 def test_only_one_select(lake: Lake, sql: str) -> None:
@@ -75,6 +88,17 @@ def test_only_one_select(lake: Lake, sql: str) -> None:
         "SELECT * FROM read_text('/etc/hostname')",
         "SELECT * FROM glob('/*')",
         "SELECT * FROM read_parquet('../**/*.parquet')",
+        "SELECT * FROM read_blob('/etc/passwd')",
+        "SELECT * FROM read_json('https://example.com/x.json')",
+        "SELECT * FROM sniff_csv('/etc/passwd')",
+        "SELECT * FROM parquet_metadata('/etc/passwd')",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''x.csv'' ')",
+        "SELECT * FROM query('SELECT * FROM read_text(''/etc/passwd'') ')",
+        "WITH x AS (DELETE FROM link_rates RETURNING *) SELECT * FROM x",
+        "SELECT * FROM duckdb_secrets()",
+        "SELECT * FROM enable_logging()",
+        "SELECT * FROM read_duckdb('x.duckdb')",
+        "SELECT getenv('HOME')",
     ],
 )
 def test_nothing_outside_the_lake(lake: Lake, sql: str) -> None:
@@ -87,6 +111,40 @@ def test_nothing_of_python_can_be_seen(lake: Lake) -> None:
     with pytest.raises(XtuneError):
         query(lake, "SELECT * FROM secret")
     assert secret.num_rows == 1
+
+
+def test_a_pivot_that_looks_for_its_columns_says_how_to_name_them(lake: Lake) -> None:
+    with pytest.raises(UsageError, match="PIVOT episodes ON cause IN"):
+        query(lake, "PIVOT episodes ON cause USING count(*)")
+    sql = "PIVOT episodes ON cause IN ('unknown') USING count(*) GROUP BY peak"
+    found = query(lake, sql.replace("episodes", "(SELECT cause, 1 AS peak FROM episodes)"))
+    assert found.to_pylist() == [{"peak": 1, "unknown": 2}]
+
+
+def test_rows_come_as_they_are_made(lake: Lake) -> None:
+    """The last of these rows never exist: reading them all would take 8 TB."""
+    with answer(lake, "SELECT range AS x FROM range(1000000000000)") as found:
+        first, second = next(found.batches), next(found.batches)
+    assert found.columns == ["x"]
+    assert first["x"][0].as_py() == 0 and second["x"][0].as_py() == first.num_rows
+
+
+def test_an_error_on_the_way_is_one_line(lake: Lake) -> None:
+    sql = "SELECT CASE WHEN range < 100000 THEN range ELSE error('too far') END AS x"
+    with answer(lake, f"{sql} FROM range(200000)", threads=1) as found:
+        assert next(found.batches)["x"][0].as_py() == 0
+        with pytest.raises(XtuneError, match="too far"):
+            list(found.batches)
+
+
+def test_what_does_not_fit_leaves_nothing_behind(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sql = "SELECT max(x) AS x FROM (SELECT range AS x FROM range(8000000) ORDER BY hash(range))"
+    assert query(lake, sql, memory="60MB", threads=1).to_pylist() == [{"x": 7_999_999}]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_column_gets_duckdbs_candidates(lake: Lake) -> None:

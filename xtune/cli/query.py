@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xtune.cli._common import DebugOption, JsonOption, LakeOption, config, open_lake
-from xtune.console import emit_json, json_rows, table
+from xtune.console import emit_json_rows, json_rows, table
 
 
 def run(
@@ -17,11 +17,12 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Run one read-only SELECT; every table, raw or derived, by its bare name."""
-    from xtune.pipelines import query
+    from xtune.pipelines.query import answer
 
-    result = query(open_lake(lake), sql, memory=config().get("memory").value)
-    rows = json_rows(result)
-    if json:
-        emit_json({"schema": 1, "columns": result.column_names, "rows": rows})
-        return
-    table("", result.column_names, (tuple(row.values()) for row in rows))
+    store = open_lake(lake)
+    with answer(store, sql, memory=config().get("memory").value) as found:
+        rows = (row for batch in found.batches for row in json_rows(batch))
+        if json:
+            emit_json_rows({"schema": 1, "columns": found.columns}, "rows", rows)
+            return
+        table("", found.columns, (tuple(row.values()) for row in rows))
