@@ -53,6 +53,20 @@ CREATE OR REPLACE MACRO present(a, b, c, d, e) AS
 
 CREATE OR REPLACE MACRO fell(now, before) AS coalesce(now >= 0 AND now < before, false);
 
+-- Whether a counter that fell is back where it fell from: the reading between was wrong.
+CREATE OR REPLACE MACRO came_back(now, before, earlier) AS
+    coalesce(before >= 0 AND before < earlier AND now >= earlier, false);
+
+-- Level k as a switch: 1 on, 0 off, null where the row leaves it as it is; what came before the
+-- chunk (`old`) sets it to the level that was handed on.
+CREATE OR REPLACE MACRO switched(k, known, up, down, hole, old, level, first) AS
+    CASE
+        WHEN known AND up >= k THEN 1
+        WHEN known AND (down < k OR hole) THEN 0
+        WHEN old AND level IS NOT NULL THEN (level >= k)::INTEGER
+        WHEN first THEN 0
+    END;
+
 -- Highest level whose threshold a signal reaches; 0 where it is unknown.
 CREATE OR REPLACE MACRO reaches(signal, thresholds) AS
     CASE
@@ -81,10 +95,6 @@ CREATE OR REPLACE MACRO at_most(value, high) AS
     CASE WHEN value > high THEN high ELSE value END;
 CREATE OR REPLACE MACRO at_least(value, low) AS
     CASE WHEN value < low THEN low ELSE value END;
-
--- Whether a port was at a level before this chunk, and that is recent enough to still count.
-CREATE OR REPLACE MACRO holds(before, level, known_end_ns, holds_from_ns) AS
-    coalesce(before >= level AND known_end_ns >= holds_from_ns, false)::INTEGER;
 
 -- A time by the reference clock, where the row's host stamped it and its clock is off: `shifts` lists
 -- (from_ns, to_ns, offset_ns) by that clock. Times of the sources in `shared_clocks` are a server's.

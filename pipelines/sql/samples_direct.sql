@@ -30,7 +30,8 @@ WITH parts AS (
         counter(local_ack_timeout_err, 'local_ack_timeout_err', saturated) AS ack_timeouts,
         counter(rnr_nak_retry_err, 'rnr_nak_retry_err', saturated) AS rnr_retries,
         counter(roce_adp_retrans, 'roce_adp_retrans', saturated) AS adaptive_retransmissions,
-        counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us
+        counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us,
+        counter(tx_pause_duration, 'tx_pause_duration', saturated) AS tx_pause_us
     FROM raw
 )
 SELECT
@@ -44,10 +45,13 @@ SELECT
     wait_ticks,
     discards,
     pause_us,
+    tx_pause_us,
     together(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors,
     present(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors_present,
+    symbol_errors AS symbols,
     together(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks,
     present(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks_present,
+    cnp_handled AS cnps,
     together(
         sequence_errors, implied_naks, ack_timeouts, rnr_retries, adaptive_retransmissions
     ) AS resent,

@@ -11,7 +11,7 @@
 WITH known AS (
     SELECT
         coalesce(port_facts.link, raw.link) AS link,
-        ts,
+        repaired(raw.ts, raw.host, raw.source, port_facts.shifts) AS ts,
         raw.interval_s,
         data_gbps(
             coalesce(raw.rate_gbps, port_facts.rate_gbps),
@@ -35,7 +35,8 @@ WITH known AS (
         counter(local_ack_timeout_err, 'local_ack_timeout_err', saturated) AS ack_timeouts,
         counter(rnr_nak_retry_err, 'rnr_nak_retry_err', saturated) AS rnr_retries,
         counter(roce_adp_retrans, 'roce_adp_retrans', saturated) AS adaptive_retransmissions,
-        counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us
+        counter(rx_pause_duration, 'rx_pause_duration', saturated) AS pause_us,
+        counter(tx_pause_duration, 'tx_pause_duration', saturated) AS tx_pause_us
     FROM raw LEFT JOIN port_facts ON port_facts.raw_link = raw.link
     WHERE raw.interval_s IS NULL OR raw.interval_s > 0
 ),
@@ -63,7 +64,8 @@ parts AS (
         max(ack_timeouts) AS ack_timeouts,
         max(rnr_retries) AS rnr_retries,
         max(adaptive_retransmissions) AS adaptive_retransmissions,
-        max(pause_us) AS pause_us
+        max(pause_us) AS pause_us,
+        max(tx_pause_us) AS tx_pause_us
     FROM known
     GROUP BY link, ts, is_delta
 ),
@@ -80,10 +82,13 @@ merged AS (
         wait_ticks,
         discards,
         pause_us,
+        tx_pause_us,
         together(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors,
         present(symbol_errors, receive_errors, retrains, downs, integrity_errors) AS errors_present,
+        symbol_errors AS symbols,
         together(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks,
         present(ecn_marked, cnp_handled, NULL, NULL, NULL) AS marks_present,
+        cnp_handled AS cnps,
         together(
             sequence_errors, implied_naks, ack_timeouts, rnr_retries, adaptive_retransmissions
         ) AS resent,
@@ -115,8 +120,11 @@ both_ends AS (
             wait_ticks * 0 AS wait_ticks,
             discards * 0 AS discards,
             pause_us * 0 AS pause_us,
+            tx_pause_us * 0 AS tx_pause_us,
             errors * 0 AS errors,
+            symbols * 0 AS symbols,
             marks * 0 AS marks,
+            cnps * 0 AS cnps,
             resent * 0 AS resent
         ),
         ts AS end_ts,
@@ -135,10 +143,13 @@ SELECT
     wait_ticks,
     discards,
     pause_us,
+    tx_pause_us,
     errors,
     errors_present,
+    symbols,
     marks,
     marks_present,
+    cnps,
     resent,
     resent_present,
     is_delta,

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from tests.pipelines.lakes import LINE_BYTES_S, A, at
 from xtune.pipelines import EpisodeRules
-from xtune.pipelines._engine import Session, connect, empty_relation, with_inputs
-from xtune.pipelines._model import load_model
-from xtune.tables import LINK_COUNTERS, LINK_RATES
+from xtune.pipelines._engine import Session, connect
+from xtune.pipelines._samples import SAMPLE
 
 RULES = EpisodeRules(max_gap_s=3.0, min_length_s=2.0, min_samples=2)
-FIGURES = [c.name for c in LINK_RATES.columns if c.name not in ("ts", "link", "level")]
+_BEFORE = [("carried", pa.bool_()), ("level", pa.int32()), ("known_end_ns", pa.int64())]
 Waits = list[float | None]
 # None: nothing is known of that interval. The values are on, between and outside the thresholds;
 # they come in runs, so that gaps are now shorter and now longer than the longest allowed.
@@ -35,17 +34,7 @@ WAITS = st.lists(st.tuples(VALUES, st.integers(1, 6)), min_size=1, max_size=12).
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     with connect(threads=1) as opened:
-        opened.set_variables({**RULES.to_json(), "tick": 8.0, "rate_gbps": 1, "ethernet": False})
-        opened.execute(f"CREATE TEMP VIEW raw AS FROM {empty_relation(LINK_COUNTERS)}")
-        opened.view("samples_direct", opened.bind("samples_direct").sql)
-        opened.execute("CREATE TEMP TABLE samples AS FROM samples_direct")
-        opened.execute(
-            "CREATE TEMP TABLE carry AS SELECT *, NULL::INTEGER AS level,"
-            " NULL::BIGINT AS known_end_ns FROM samples"
-        )
-        opened.table(
-            "port_facts", "SELECT '' AS link, 1.0 AS rate_gbps, false AS ethernet WHERE false"
-        )
+        opened.set_variables(RULES.to_json())
         yield opened
 
 
@@ -74,6 +63,8 @@ class Island:
     first: int
     last: int
     count: int = 1
+    unbroken: int = 1
+    longest: int = 1
     end_unknown: bool = False
 
 
@@ -87,21 +78,24 @@ def islands_of(levels: list[int | None]) -> list[Island]:
         between = levels[found[-1].last + 1 : index] if found else []
         unknown_only = all(v is None for v in between)
         if gap <= RULES.max_gap_s or (unknown_only and gap <= 1):
-            found[-1].last = index
-            found[-1].count += 1
+            island = found[-1]
+            island.last = index
+            island.count += 1
+            island.unbroken = island.unbroken + 1 if unknown_only else 1
+            island.longest = max(island.longest, island.unbroken)
         else:
             found.append(Island(index, index))
     for island in found:
         after = levels[island.last + 1 :]
         known = next((i for i, v in enumerate(after) if v is not None), None)
         island.end_unknown = known is None or known > RULES.max_gap_s
-    return [i for i in found if i.count >= 2 and i.last + 1 - i.first >= RULES.min_length_s]
+    return [i for i in found if i.longest >= 2 and i.last + 1 - i.first >= RULES.min_length_s]
 
 
 def load(session: Session, waits: Waits) -> None:
     """Make ``samples`` of deltas, one second each."""
     rows = 2 * len(waits)
-    schema = session.arrow("FROM samples LIMIT 0").schema
+    schema = pa.schema([("link", pa.string()), *SAMPLE, *_BEFORE])
     columns: dict[str, Any] = {f.name: pa.nulls(rows, f.type) for f in schema}
     times = [at(second) for index in range(len(waits)) for second in (index, index + 1)]
     columns["link"] = pa.array([A] * rows)
@@ -114,19 +108,13 @@ def load(session: Session, waits: Waits) -> None:
     columns["wait_ticks"] = pa.array([t for rise in ticks for t in (0, rise)], pa.int64())
     for name in ("errors", "marks", "resent"):
         columns[f"{name}_present"] = pa.array([0] * rows, schema.field(f"{name}_present").type)
-    session.connection.register("given_samples", pa.table(columns))
+    session.load("samples", pa.table(columns))
 
 
 def model_levels(session: Session, waits: Waits) -> list[int | None]:
     load(session, waits)
-    figures = ", ".join(f"NULL::DOUBLE AS {name}" for name in FIGURES)
-    seed = (
-        "(SELECT link, level, known_end_ns, NULL::TIMESTAMPTZ_NS AS ts,"
-        f" NULL::INTEGER AS first_level, {figures} FROM carry)"
-    )
-    sql = with_inputs(load_model("link_rates").sql, samples="given_samples", seed=seed)
-    session.execute(f"CREATE OR REPLACE TEMP TABLE rates AS {sql}")
-    return [row[0] for row in session.rows("SELECT level FROM rates ORDER BY ts")]
+    session.create("link_levels")
+    return [row[0] for row in session.rows("SELECT level FROM link_levels ORDER BY ts")]
 
 
 @given(waits=WAITS)
@@ -146,8 +134,8 @@ def test_stretches_are_gaps_and_islands(session: Session, waits: Waits) -> None:
     session.create("link_runs")
     session.execute("CREATE OR REPLACE TEMP VIEW runs AS FROM link_runs")
     session.execute(
-        "CREATE OR REPLACE TEMP VIEW last_known AS SELECT link, epoch_ns(max(ts)) AS known_end_ns"
-        " FROM rates WHERE level IS NOT NULL GROUP BY link"
+        "CREATE OR REPLACE TEMP VIEW last_known AS SELECT link, max(end_ns) AS known_end_ns"
+        " FROM link_levels WHERE level IS NOT NULL GROUP BY link"
     )
     session.create("link_stretches")
     rows = session.rows(

@@ -1,0 +1,147 @@
+"""Samples for the kernel: straight from a compacted file of counters, or from merged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from xtune.pipelines._engine import Session, duck_type, literal, with_inputs
+from xtune.pipelines._samples import SAMPLE
+from xtune.pipelines._stream import Feed, parquet_rows
+from xtune.tables import LINK_COUNTERS
+
+_ERRORS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "link_error_recovery",
+    "link_downed",
+    "local_link_integrity_errors",
+)
+_RESENT = (
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+)
+_MARKS = ("np_ecn_marked_roce_packets", "rp_cnp_handled")
+#: Columns of ``link_counters`` that a column of ``samples_direct`` rests on beside ``saturated``
+#: (what tells an Ethernet port is known by what is there at all).
+RESTS_ON: dict[str, tuple[str, ...]] = {
+    "data_rate_bytes_s": ("rate_gbps",),
+    "tick": ("xmit_wait_tick",),
+    "tx_bytes": ("port_xmit_data", "data_unit_bytes"),
+    "rx_bytes": ("port_rcv_data", "data_unit_bytes"),
+    "wait_ticks": ("port_xmit_wait",),
+    "discards": ("port_xmit_discards",),
+    "pause_us": ("rx_pause_duration",),
+    "tx_pause_us": ("tx_pause_duration",),
+    "errors": _ERRORS,
+    "errors_present": (),
+    "symbols": ("symbol_error",),
+    "marks": _MARKS,
+    "marks_present": (),
+    "cnps": ("rp_cnp_handled",),
+    "resent": _RESENT,
+    "resent_present": (),
+}
+#: Columns whose being there, and no more, a column of ``samples_direct`` rests on.
+RESTS_ON_PRESENCE: dict[str, tuple[str, ...]] = {
+    "data_rate_bytes_s": ("rx_pause_duration", "np_ecn_marked_roce_packets"),
+    "errors_present": _ERRORS,
+    "marks_present": _MARKS,
+    "resent_present": _RESENT,
+}
+_AS_THEY_ARE = ("ts", "link")
+_LEFT_OUT = ("host", "device", "port", "node_guid", "source", "labels", "extra", "interval_s")
+_VARIES = object()
+_SOMETIMES = object()
+
+
+def direct_feed(session: Session, path: Path) -> Feed:
+    """Rows of a compacted file of counters; what they have in common is taken from its statistics.
+
+    A fabric has a third of the counters there are: what a file lacks costs nothing.
+    """
+    common = _common(path)
+    sql = session.bind("samples_direct").sql
+    selects = []
+    for field in LINK_COUNTERS.schema:
+        if field.name in _LEFT_OUT:
+            continue
+        value, kind = common.get(field.name, _VARIES), duck_type(field.type)
+        if value is _VARIES or value is _SOMETIMES:
+            selects.append(f'"{field.name}"')
+        else:
+            selects.append(f'{literal(value)}::{kind} AS "{field.name}"')
+    columns = ", ".join(selects)
+    # One row of what is common: a column that is in each row counts as 0.
+    probe = ", ".join(
+        f"0::{duck_type(LINK_COUNTERS.schema.field(name).type)} AS {text}"
+        if (name := text.strip('"')) in LINK_COUNTERS.schema.names and name not in ("ts", "link")
+        else text
+        for text in selects
+    )
+    nowhere = "(SELECT NULL::TIMESTAMPTZ_NS AS ts, NULL::VARCHAR AS link)"
+    fixed = [
+        name
+        for name in SAMPLE.names
+        if name in RESTS_ON
+        and all(common.get(raw, _VARIES) is not _VARIES and common[raw] is not _SOMETIMES
+                for raw in RESTS_ON[name])
+        and all(common.get(raw) is not _SOMETIMES for raw in RESTS_ON_PRESENCE.get(name, ()))
+        and common.get("saturated", _VARIES) is None
+    ]  # fmt: skip
+    constants: dict[str, Any] = {"restarts": False}
+    if fixed:
+        row = f"(SELECT {probe} FROM {nowhere})"
+        [values] = session.rows(f"SELECT {', '.join(fixed)} FROM ({with_inputs(sql, raw=row)})")
+        constants |= dict(zip(fixed, values, strict=True))
+
+    def query(exported: Sequence[str], low: int, high: int) -> str:
+        raw = f"(SELECT {columns} FROM {parquet_rows(path, low, high)})"
+        return f"SELECT {', '.join(exported)} FROM ({with_inputs(sql, raw=raw)})"
+
+    return Feed(query=query, constants=constants)
+
+
+def merged_feed(path: Path) -> Feed:
+    """Rows of a file of merged samples."""
+
+    def query(exported: Sequence[str], low: int, high: int) -> str:
+        return f"SELECT {', '.join(exported)} FROM {parquet_rows(path, low, high)}"
+
+    return Feed(query=query, constants={"restarts": False})
+
+
+def _common(path: Path) -> dict[str, Any]:
+    """Each column's one value (None: never there), or that it varies, or is not always there."""
+    metadata = pq.read_metadata(path)
+    found: dict[str, Any] = {}
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    for index, name in enumerate(names):
+        column = name.partition(".")[0]
+        if column in (*_LEFT_OUT, *_AS_THEY_ARE):
+            continue
+        groups = [metadata.row_group(i).column(index) for i in range(metadata.num_row_groups)]
+        found[column] = _value(groups)
+    return found
+
+
+def _value(groups: Sequence[Any]) -> Any:
+    known = [g.statistics for g in groups]
+    if any(s is None or not s.has_null_count for s in known):
+        return _SOMETIMES
+    nulls, total = sum(s.null_count for s in known), sum(g.num_values for g in groups)
+    if nulls == total:
+        return None
+    if nulls:
+        return _SOMETIMES
+    if not all(s.has_min_max for s in known):
+        return _VARIES
+    ends = {end for s in known for end in (s.min, s.max)}
+    [first, *others] = ends
+    return _VARIES if others or isinstance(first, bytes | str) else first
