@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -305,7 +305,7 @@ def _digest(component: Component, topology: Topology) -> str:
         for link in sorted(links)
         if (hop := topology.hop(link)) is not None
     ]  # fmt: skip
-    return hash_id("component", asdict(component), places)
+    return hash_id("component", component, places)
 
 
 class _Sets:

@@ -39,6 +39,8 @@ class Topology:
     height: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     identity: Identity = field(default_factory=Identity)
+    _rises: dict[str, int] = field(default_factory=dict)
+    _siblings: dict[str, list[str]] = field(default_factory=dict)
     _reach: dict[tuple[str, bool], dict[tuple[str, bool], int]] = field(default_factory=dict)
 
     @classmethod
@@ -138,11 +140,14 @@ class Topology:
 
     def rises(self, link: str) -> int:
         """1 for a link away from hosts, -1 towards them, 0 between equals or unknown."""
-        hop = self._hop(link)
-        here, there = self.height.get(hop.node), self.height.get(hop.next_node)
-        if here is None or there is None:
-            return 0
-        return (there > here) - (there < here)
+        if link not in self._rises:
+            hop = self._hop(link)
+            here, there = self.height.get(hop.node), self.height.get(hop.next_node)
+            if here is None or there is None:
+                self._rises[link] = 0
+            else:
+                self._rises[link] = (there > here) - (there < here)
+        return self._rises[link]
 
     def feeds(self, link: str, onward: str) -> bool:
         """Whether traffic that arrives on ``link`` may leave on ``onward``.
@@ -207,6 +212,11 @@ class Topology:
         Upwards, and between equals, the other ports of its node that lead the same way; downwards
         the other ports into the same node, by which its traffic could have come.
         """
+        if link not in self._siblings:
+            self._siblings[link] = self._find_siblings(link)
+        return self._siblings[link]
+
+    def _find_siblings(self, link: str) -> list[str]:
         hop, rise = self._hop(link), self.rises(link)
         if not self.lists(link) or self.is_host(hop.next_node) or self.is_host(hop.node):
             return []
