@@ -38,7 +38,8 @@ _COUNTER = re.compile(r"\s*\[\s*([A-Za-z]\w*)\s*==\s*([^\s\]()]+)(?:\s+\(([^)\]]
 _LINK = re.compile(r"\s*Link info:\s+(\d{1,9})\s+(\d{1,9})\s*\[[^\]]*\]\s*==\((.*)\)==>\s*(.*)")
 _FAR = re.compile(r'0x([0-9a-fA-F]{1,16})\s+(\d{1,9})\s+(\d{1,9})\s*\[[^\]]*\]\s*"(.*)"')
 _LINK_STATE = re.compile(
-    r"\s*(?:(\d{1,2}X)\s+(\d{1,9}(?:\.\d+)?) Gbps(?: \((\w+)\))?\s*)?(?:(\w+)\s*/\s*(\w+))?\s*"
+    r"\s*+(?:(\d{1,2}X)\s++(\d{1,9}(?:\.\d+)?) Gbps(?: \((\w+)\))?\s*+)?"
+    r"(?:(\w++)\s*+/\s*+(\w++))?\s*+"
 )
 _SUMMARY = re.compile(r"\s*##\s*(?:Summary:\s*)?(\d{1,9}) (nodes|ports|PMA)\b.*")
 _THRESHOLD = re.compile(r"\[(\w+) = (\d{1,9})\]")

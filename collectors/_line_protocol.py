@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _FIELD = re.compile(r'((?:\\.|[^\\,= ])+)=("(?:\\.|[^"\\])*"|[^, "]+)')
 _INTEGER = re.compile(r"(-?\d{1,40})[iu]")
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_FLOAT = re.compile(r"[+-]?(\d++\.?\d*+|\.\d++)([eE][+-]?\d++)?")
 _BOOLEANS = {"t", "true", "f", "false"}
 
 

@@ -37,9 +37,9 @@ KNOWN = {
 }
 #: Keys whose comma-joined value is one entry a lane.
 _BY_LANE = re.compile(r"per lane|Lanes|Current \[(?:mA|dBm)\]|^CDR [RT]X$", re.IGNORECASE)
-_RANGE = re.compile(r"\s*\[[^\[\]]*\.\.[^\[\]]*\]\s*$")
+_RANGE = re.compile(r"\[[^\[\]]{0,80}\.\.[^\[\]]{0,80}\]$")
 #: A copper cable reads 0 in all its range of 0; so 0 is what it does not measure.
-_NO_RANGE = re.compile(r"\s*\[-?0(?:\.0+)?\.\.-?0(?:\.0+)?\]\s*$")
+_NO_RANGE = re.compile(r"\[-?0(?:\.0{1,9})?\.\.-?0(?:\.0{1,9})?\]$")
 _ZERO = re.compile(r"-?0(?:\.0+)?")
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
 _BIN = re.compile(r"Bin\s*(\d{1,3})", re.ASCII)
@@ -55,6 +55,7 @@ def scalar(value: Any) -> str | None:
         plain = ",".join(str(v) for v in listed) if isinstance(listed, list) else ""
     else:
         plain = "" if value is None or isinstance(value, list) else str(value)
+    plain = plain.strip()
     return _told(_RANGE.sub("", plain), _NO_RANGE.search(plain) is not None)
 
 
@@ -71,7 +72,7 @@ def lanes(value: Any) -> list[str | None]:
         value = value.get("values")
     if isinstance(value, list):
         return [scalar(entry) for entry in value[:256]]
-    plain = str(value or "")
+    plain = str(value or "").strip()
     unmeasured = _NO_RANGE.search(plain) is not None
     return [_told(part, unmeasured) for part in _RANGE.sub("", plain).split(",")[:256]]
 

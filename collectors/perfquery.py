@@ -29,9 +29,8 @@ from xtune.collectors._time_lines import TimeLines
 
 HEADER = re.compile(
     r"#\s*(Port counters|Port extended counters|PortSamplesControl"
-    r"|(?:Sw)?Port\w+(?: with RS-FEC Active)? counters)\s*:\s*(.+?)\s+port\s+(\d{1,3})\b(.*)"
+    r"|(?:Sw)?Port\w+(?: with RS-FEC Active)? counters)\s*+:\s*+(\S.*?)(?<!\s)\s++port\s++(\d{1,3})\b(.*)"
 )
-_HEADER_HEAD = re.compile(r"\s*" + HEADER.pattern, re.M)
 _VALUE = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*):\.*[ \t]*(\S+)\s*")
 _CUT = re.compile(r"\s*[A-Z][A-Za-z0-9]{2,}(:[. ]*)?\s*")
 _LID = re.compile(r"\bLid (\d{1,5})\b")
@@ -272,7 +271,7 @@ class Perfquery(Collector):
     def claim(self, path: Path, head: bytes) -> float:
         """Certain where the head has a block's header line; plausible for its errors alone."""
         text = head.decode("utf-8", "replace")
-        if _HEADER_HEAD.search(text):
+        if HEADER.search(text):
             return 0.95
         return 0.6 if re.search(r"^(\S*/)?perfquery: iberror: ", text, re.M) else 0.0
 

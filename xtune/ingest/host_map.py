@@ -15,7 +15,7 @@ from xtune.errors import InputError
 
 #: Columns of raw tables that hold a host.
 HOST_COLUMNS = ("host", "src", "dst")
-_LINE = re.compile(r"\s*([^\s,=;]+)\s*[\s,=;]\s*([^\s,=;]+)\s*")
+_LINE = re.compile(r"\s*+([^\s,=;]++)(?:\s*+[,=;]\s*+|\s++)([^\s,=;]++)\s*+")
 _HEADERS = {("from", "to"), ("pod", "host"), ("name", "host"), ("pod", "node")}
 
 
