@@ -6,12 +6,16 @@ import importlib.util
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import typer
 
-from xtune.cli._common import DebugOption, JsonOption, LakeOption, open_lake
+from xtune.cli._common import DebugOption, JsonOption, LakeOption, config, open_lake
 from xtune.console import emit_json, table
 from xtune.errors import XtuneError
+
+if TYPE_CHECKING:
+    from xtune.lake import Lake
 
 PACKAGES = ("duckdb", "polars", "pyarrow", "optuna", "torch", "numba", "plotly", "scikit-learn")
 LEAST_FREE_BYTES = 1_000_000_000
@@ -28,9 +32,19 @@ def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = 
             {"schema": 1, "checks": [dict(zip(names, check, strict=True)) for check in checks]}
         )
     else:
-        table("", ("check", "state", "found", "how to mend"), checks)
+        _show(checks)
     if any(state == "bad" for _, state, _, _ in checks):
         raise typer.Exit(1)
+
+
+def _show(checks: list[Check]) -> None:
+    """A table; on a terminal too narrow for it, what is not right in full and the rest short."""
+    names = ("check", "state", "found", "how to mend")
+    if not sys.stdout.isatty():
+        table("", names, checks)
+        return
+    table("", names[:3], [check[:3] for check in checks if check[1] == "ok"])
+    table("", names, [check for check in checks if check[1] != "ok"], text=True)
 
 
 def _environment() -> list[Check]:
@@ -83,9 +97,34 @@ def _lake(flag: str | None) -> list[Check]:
         checks.append(
             ("clock order", "warn", "ledger entries later than now", "set this host's clock")
         )
+    if not health.damaged:
+        checks += _telemetry(lake)
     for name, days in sorted(health.bytes_per_day.items()):
         mean = sum(days.values()) / len(days)
         checks.append(
             ("bytes a day", "ok", f"{name}: {mean / 1e6:.2f} MB on {len(days)} days", "")
         )
+    rejected = sum(file.rows for file in lake.files("rejected"))
+    if rejected:
+        checks.append(
+            ("rejected", "warn", f"{rejected} pieces of input",
+             'xtune query "SELECT reason, count(*) FROM rejected GROUP BY reason"')
+        )  # fmt: skip
     return checks
+
+
+def _telemetry(lake: Lake) -> list[Check]:
+    """What keeps the pipelines from telling more."""
+    from xtune.pipelines import EpisodeRules
+    from xtune.pipelines.checkup import checkup
+
+    settings = config()
+    rules = EpisodeRules(
+        min_length_s=settings.get("episodes.min_length_s").value,
+        max_gap_s=settings.get("episodes.max_gap_s").value,
+    )
+    try:
+        found = checkup(lake, rules)
+    except XtuneError as error:
+        return [("pipelines", "bad", error.message, error.hint)]
+    return [(one.check, one.state, one.found, one.mend) for one in found]
