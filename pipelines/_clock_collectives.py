@@ -17,7 +17,7 @@ from xtune.pipelines._engine import Session, literal
 # A day is looked at in this many blocks, of at least a minute.
 _BLOCKS = 96
 _SHORTEST_NS = 60_000_000_000
-PAIR_SAMPLES = 2_000
+PAIR_SAMPLES = 1_000
 # Fewer collectives of a pair on a day say nothing.
 _FEWEST = 8
 _FEWEST_IN_BLOCK = 3

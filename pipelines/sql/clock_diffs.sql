@@ -40,7 +40,7 @@ hubs AS (
         job,
         comm,
         first(host ORDER BY rows DESC, host) AS hub,
-        greatest(1, max(share) // getvariable('clock_pair_samples'))::UBIGINT AS every
+        greatest(1, ceil(max(share) / getvariable('clock_pair_samples')))::UBIGINT AS every
     FROM shares
     GROUP BY job, comm
     HAVING count(*) > 1
