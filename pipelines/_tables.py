@@ -75,12 +75,16 @@ def day_tables() -> tuple[DayTable, ...]:
 
     Their modules import this one, so they are imported when this is called.
     """
-    from xtune.pipelines import _clocks, _concurrency, _desync, _totals
+    from xtune.pipelines import _beats, _bursts, _clocks, _concurrency, _desync, _layers, _totals
 
     return (
         _clocks.TABLE,
         _totals.TABLE,
         _desync.TABLE,
         _desync.VERDICT_TABLE,
+        _bursts.TABLE,
+        _beats.TABLE,
+        _layers.REORDER,
+        _layers.LAYERS,
         *_concurrency.TABLES,
     )

@@ -256,16 +256,46 @@ DESYNC_VERDICT = Table(
 
 BURSTS = Table(
     "derived/bursts",
-    "one communicator or link",
+    "one period of one communicator or link on one UTC day",
     "ts",
     (
-        Column("ts", TS, "", "start of the window"),
+        Column("ts", TS, "", "start of the day"),
         Column("subject", STR, "", "communicator or link"),
         Column("kind", STR, "", "communicator or link"),
-        Column("period_s", F64, "s", "time between bursts"),
+        Column("period_s", F64, "s", "time between bursts; null where none is certain"),
         Column("duty", F64, "0..1", "share of the period in which it bursts"),
+        Column("job", STR, "", "job of the communicator"),
+        Column("low_s", F64, "s", "95 % interval of the period, lower bound"),
+        Column("high_s", F64, "s", "upper bound"),
+        Column("strength", F64, "0..1", "1 where it is as regular as a clock"),
+        Column("false_alarm", F64, "0..1", "how often noise looks as periodic"),
+        Column("samples", I64, "", "bursts of the communicator, or samples of the link"),
+        Column("interval_s", F64, "s", "between samples of the link: hides periods below 4 of it"),
+        Column("note", STR, "", "why there is no period"),
     ),
-    sort=("subject", "ts"),
+    sort=("kind", "subject", "ts"),
+    key=("ts", "kind", "job", "subject", "period_s"),
+)
+
+LINK_BEATS = Table(
+    "derived/link_beats",
+    "one communicator that crosses a link in its period, alone or with another one",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day"),
+        Column("link", STR, "", "directed port"),
+        Column("job", STR, "", "job"),
+        Column("comm", STR, "", "communicator"),
+        Column("period_s", F64, "s", "its period"),
+        Column("link_period_s", F64, "s", "the link's period that it is"),
+        Column("other_job", STR, "", "job of another one that beats there; null if none does"),
+        Column("other_comm", STR, "", "that communicator"),
+        Column("other_period_s", F64, "s", "its period"),
+        Column("overlap", F64, "0..1", "share of own burst time in which the other bursts too"),
+        Column("phase", F64, "0..1", "how much of the period the other begins later, if equal"),
+    ),
+    sort=("link", "ts", "job", "comm"),
+    key=("ts", "link", "job", "comm", "other_job", "other_comm"),
 )
 
 CLOCK_OFFSETS = Table(
@@ -290,15 +320,46 @@ CLOCK_OFFSETS = Table(
 
 REORDER_DEPTH = Table(
     "derived/reorder_depth",
-    "one depth",
+    "one depth of one job on one UTC day",
     "ts",
     (
         Column("ts", TS, "", "start of the day"),
         Column("job", STR, "", "job"),
-        Column("depth", I64, "tensors", "how far out of order"),
+        Column("depth", I64, "tensors", "how far out of order; 64 stands for 64 and more"),
         Column("tensors", I64, "tensors", "tensors that arrived at that depth"),
+        Column("covered", F64, "0..1", "share of tensors up to that depth"),
+        Column("buffer_tensors", I64, "tensors", "least buffer that covers 99.5 % of the day's"),
+        Column("path_moves", I64, "moves", "flows moved to another path; null without a log"),
     ),
-    sort=("job", "depth"),
+    sort=("job", "ts", "depth"),
+    key=("ts", "job", "depth"),
+)
+
+LAYER_STATISTICS = Table(
+    "derived/layer_statistics",
+    "one layer, or one tenth of the depth, in 1000 steps of one run on one UTC day",
+    "ts",
+    (
+        Column("ts", TS, "", "start of the day"),
+        Column("job", STR, "", "job"),
+        Column("run", STR, "", "run of the job"),
+        Column("kind", STR, "", "layer or depth"),
+        Column("layer", STR, "", "parameter name; null for a tenth of the depth"),
+        Column("depth", F64, "0..1", "of the layer, or where the tenth begins"),
+        Column("first_step", I64, "", "the window's first step, a multiple of 1000"),
+        Column("steps", I64, "steps", "steps that were logged"),
+        Column("elements", I64, "elements", "number of elements"),
+        Column("norm_median", F64, "", "L2 norm of the gradient, median over the steps"),
+        Column("norm_p10", F64, "", "its 10 % quantile"),
+        Column("norm_p90", F64, "", "its 90 % quantile"),
+        Column("norm_per_element", F64, "", "root mean square of an element, median"),
+        Column("share", F64, "0..1", "share of the squared norm of all layers, median"),
+        Column("density", F64, "0..1", "share of elements that are not zero, median"),
+        Column("trend", F64, "", "later half of the window over its earlier half, less one"),
+        Column("not_finite", I64, "steps", "steps whose norm is no finite number"),
+    ),
+    sort=("job", "run", "first_step", "kind", "depth", "layer"),
+    key=("ts", "job", "run", "kind", "layer", "depth", "first_step"),
 )
 
 LINK_TOTALS = Table(
@@ -334,7 +395,9 @@ DERIVED = (
     DESYNC,
     DESYNC_VERDICT,
     BURSTS,
+    LINK_BEATS,
     CLOCK_OFFSETS,
     REORDER_DEPTH,
+    LAYER_STATISTICS,
     LINK_TOTALS,
 )
