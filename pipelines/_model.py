@@ -7,6 +7,8 @@
     -- inputs: samples, seed
     -- audits: sorted_key(link, ts); not_null(level); range(utilization, 0, 1)
     SELECT ...
+
+A model that no audit fits says why: ``-- audits: none: <why>``.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def parse_model(name: str, text: str) -> Model:
         if match:
             key, value = match.groups()
             header[key] = f"{header[key]}; {value}" if key in header else value
-    missing = {"name", "grain", "inputs"} - header.keys()
+    missing = {"name", "grain", "inputs", "audits"} - header.keys()
     if missing:
         raise XtuneError(
             f"pipelines/sql/{name}.sql: the header lacks {', '.join(sorted(missing))}"

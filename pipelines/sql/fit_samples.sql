@@ -1,6 +1,7 @@
 -- name: fit_samples
 -- grain: one collective outside episodes, under a kind for which time is fitted to size
 -- inputs: collective_groups, clear_collectives, expectations
+-- audits: range(message_bytes, 1, ..); range(transfer_ns, 1, ..); not_null(own, op)
 --
 -- A kind is fitted where it has a collective whose size has no median of its own. Of a kind with
 -- very many samples, a part that does not depend on the order of rows.

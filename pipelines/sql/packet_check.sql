@@ -1,6 +1,7 @@
 -- name: packet_check
 -- grain: one input and direction whose data counters cannot be in the unit it says
 -- inputs: probe
+-- audits: key(source, direction); range(too_large, 0, ..); range(too_small, 0, ..)
 --
 -- Bytes over packets must lie between the smallest packet and the largest MTU with headers. A
 -- source that multiplied words by 4 already, or did not and says bytes, falls outside by 4.

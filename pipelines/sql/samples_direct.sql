@@ -1,6 +1,7 @@
 -- name: samples_direct
 -- grain: one port at one instant, sorted by (link, ts)
 -- inputs: raw
+-- audits: none: a view over raw rows; link_rates, which is made of them alone, has audits
 --
 -- The counters of one chunk in one unit, straight from a compacted file: for chunks without
 -- duplicates, deltas or renamed links, whose ports are alike where rows do not say.

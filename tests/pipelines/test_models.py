@@ -49,8 +49,8 @@ def test_header() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("-- name: m\n-- inputs: a\nSELECT 1", "lacks grain"),
-        ("-- name: other\n-- grain: g\n-- inputs: a\nSELECT 1", "names other"),
+        ("-- name: m\n-- inputs: a\nSELECT 1", "lacks audits, grain"),
+        ("-- name: other\n-- grain: g\n-- inputs: a\n-- audits: none: x\nSELECT 1", "names other"),
     ],
 )
 def test_a_wrong_header_is_refused(text: str, message: str) -> None:
