@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.pipelines.case_files import FOLDER, Case, check_case, prepare, read_cases, run
 from xtune.errors import XtuneError
 from xtune.pipelines._engine import Session, connect, literal
-from xtune.pipelines._model import Audit, load_model, model_names
+from xtune.pipelines._model import Audit, Model, load_model, model_names, parse_model
 
 MODELS = model_names()
 _CASES = [
@@ -63,12 +64,30 @@ def test_a_model_has_a_case_file_and_a_case_file_a_model() -> None:
     assert {name for name in found if not name.startswith("_")} == set(MODELS)
 
 
+def test_a_model_is_one_file_and_one_case_file(tmp_path: Path) -> None:
+    """The worked example of CONTRIBUTING.md, held to all that models here are held to."""
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    [sql] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    [toml] = re.findall(r"```toml\n(\[\[case\]\].*?)```", page, re.DOTALL)
+    (tmp_path / "silent_ports.toml").write_text(toml)
+    model = parse_model("silent_ports", sql)
+    assert set(model.inputs) == relations_read(model.sql)
+    cases = read_cases(tmp_path / "silent_ports.toml")
+    for case in cases:
+        check_case(model, case)
+    check_audits(model, cases)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_audits_fail_on_bad_rows(name: str) -> None:
+    check_audits(load_model(name), [case for of, case in _CASES if of == name])
+
+
+def check_audits(model: Model, cases: list[Case]) -> None:
     """Each audit of a model, on the rows of one of its cases made wrong in that one way."""
-    model = load_model(name)
+    name = model.name
     untried = list(model.audits)
-    for case in (case for n, case in _CASES if n == name and case.expect and case.expect.rows):
+    for case in (case for case in cases if case.expect and case.expect.rows):
         if not untried:
             break
         with connect(threads=1) as session:
