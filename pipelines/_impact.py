@@ -11,15 +11,12 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from xtune.lake import Lake
-from xtune.pipelines._chunks import NS_PER_DAY, day_start_ns, ns_date, touches
-from xtune.pipelines._engine import Session, empty_relation, files_relation, moment
+from xtune.pipelines._chunks import NS_PER_DAY, ns_date
+from xtune.pipelines._engine import Session
 from xtune.pipelines._episodes import Episode
-from xtune.pipelines._identity import Identity
 from xtune.pipelines._impact_places import episode_hosts, fabric_hosts
 from xtune.pipelines._tables import DayInput
-from xtune.pipelines._topology import Topology
-from xtune.pipelines.rules import EpisodeRules
-from xtune.tables import TABLES, list_of
+from xtune.tables import list_of
 
 #: Raw tables that :func:`impact_day` reads, from the day before to the day after: the 24 hours
 #: before are what is usual; of the day after, what straddles midnight.
@@ -193,61 +190,3 @@ def impact_dates(lake: Lake) -> list[str]:
                 first = (file.min_ts_ns - _HOUR_NS) // NS_PER_DAY
                 days |= {*range(first, (file.max_ts_ns + _HOUR_NS) // NS_PER_DAY + 1)}
     return [ns_date(day * NS_PER_DAY) for day in sorted(days)]
-
-
-def job_sizes(lake: Lake, session: Session) -> dict[str | None, int]:
-    """Ranks of every job of the lake: its largest communicator, or the ranks seen if more."""
-    files = lake.files("collectives")
-    if not files:
-        return {}
-    found = session.rows(
-        "SELECT job, greatest(max(comm_size), count(DISTINCT rank)) AS ranks"
-        f" FROM {files_relation(file.path for file in files)}"
-        " WHERE extra['program'] IS NULL GROUP BY job"
-    )
-    return {job: ranks for job, ranks in found if ranks}
-
-
-def run_impact(
-    lake: Lake,
-    session: Session,
-    episodes: list[Episode],
-    topology: Topology,
-    identity: Identity,
-    rules: EpisodeRules,
-) -> None:
-    """Make :data:`IMPACT_TABLES`, ``link_episodes`` and ``episodes`` of the whole lake."""
-    sizes = job_sizes(lake, session)
-    for name in IMPACT_TABLES:
-        session.table(f"all_{name}", f"FROM {empty_relation(TABLES[f'derived/{name}'])}")
-    for date in impact_dates(lake):
-        start, end = day_start_ns(date), day_start_ns(date) + NS_PER_DAY
-        for table in IMPACT_INPUTS:
-            session.view(table, _of_days(lake, table, start - NS_PER_DAY, end + NS_PER_DAY))
-        given = DayInput(
-            lake=lake,
-            session=session,
-            date=date,
-            start_ns=start,
-            end_ns=end,
-            identity=identity,
-            topology=topology,
-            rules=rules,
-        )
-        impact_day(given, episodes, sizes)
-        for name in IMPACT_TABLES:
-            session.execute(f"INSERT INTO all_{name} FROM {name}")
-    for name in IMPACT_TABLES:
-        session.table(name, f"FROM all_{name}")
-    create_episodes(session, episodes)
-
-
-def _of_days(lake: Lake, table: str, start_ns: int, end_ns: int) -> str:
-    contract = TABLES[table]
-    files = [file for file in lake.files(table) if touches(file, start_ns, end_ns)]
-    if not files:
-        return f"FROM {empty_relation(contract)}"
-    return (
-        f"FROM {files_relation(file.path for file in files)}"
-        f" WHERE {contract.time} >= {moment(start_ns)} AND {contract.time} < {moment(end_ns)}"
-    )

@@ -45,7 +45,8 @@ def test_no_line_is_better(pairs: list[tuple[int, int]]) -> None:
     line = median_line(sizes, times)
     assert line.latency_ns >= 0 and line.ns_per_byte >= 0
     found = loss(sizes, times, line.latency_ns, line.ns_per_byte)
-    assert found == pytest.approx(least_by_programme(sizes, times), rel=1e-6, abs=1e-6)
+    # The programme's own tolerance is what ours may be better by.
+    assert found <= least_by_programme(sizes, times) * (1 + 1e-6) + 1e-6
 
 
 def test_the_line_is_scikit_learns() -> None:
@@ -67,7 +68,8 @@ def test_a_few_wild_times_do_not_move_it() -> None:
     times = 20_000 + 0.025 * sizes
     times[::7] *= 50
     line = median_line(sizes, times)
-    assert (line.latency_ns, line.ns_per_byte) == (pytest.approx(20_000), pytest.approx(0.025))
+    assert line.latency_ns == pytest.approx(20_000)
+    assert line.ns_per_byte == pytest.approx(0.025)
 
 
 def samples(pairs: list[tuple[int, int]], **kind: Any) -> pa.Table:
