@@ -8,7 +8,7 @@ falls into pieces. It carries all that its episodes rest on, and a digest of tha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -62,27 +62,59 @@ def seen_from_receivers(
     sampled: Collection[str],
     rules: EpisodeRules | None = None,
 ) -> dict[str, Timeline]:
-    """Add ports that were not sampled themselves, only the host they send to.
+    """Add what the port at the other end of a link tells of its sender.
 
-    Most clusters sample their hosts and not their switches: the port towards a host is saturated
-    when the host receives at line rate, and waits when the host pauses the network.
+    What arrives at line rate was sent so, and a port that pauses the network makes the port that
+    sends to it wait. That tells of ports that are not sampled themselves: most clusters sample
+    their hosts and not their switches. And it tells when a port was saturated that is sampled
+    too seldom to show it.
     """
     rules = rules or EpisodeRules()
     least = rules.enter_wait[rules.report_level - 1]
-    seen: dict[str, list[Stretch]] = {}
-    for kind, source in (("busy", "received"), ("wait", "pauses")):
-        seen[kind] = list(timelines[kind])
-        for stretch in timelines.get(source, ()):
-            if source == "pauses" and (
-                (stretch.mean_wait_fraction or 0.0) < least
-                or stretch.samples < rules.min_samples
-                or stretch.length_ns < rules.min_length_s * 1e9
-            ):
-                continue
-            hop = topology.hops.get(stretch.link)
-            if hop is not None and topology.is_host(hop.node) and hop.receiver not in sampled:
-                seen[kind].append(replace(stretch, link=hop.receiver, seen_from=stretch.link))
-    return {**timelines, **{kind: Timeline(found) for kind, found in seen.items()}}
+    busy: dict[str, list[Stretch]] = defaultdict(list)
+    for stretch in timelines.get("received", ()):
+        hop = topology.hops.get(stretch.link)
+        if hop is not None:
+            busy[hop.receiver].append(replace(stretch, link=hop.receiver, seen_from=stretch.link))
+    sharper = [
+        s for link, found in busy.items() for s in _sharpest(timelines["busy"].of(link), found)
+    ]
+    wait = list(timelines["wait"])
+    for stretch in timelines.get("pauses", ()):
+        hop = topology.hops.get(stretch.link)
+        if (
+            hop is not None
+            and hop.receiver not in sampled
+            and (stretch.mean_wait_fraction or 0.0) >= least
+            and stretch.samples >= rules.min_samples
+            and stretch.length_ns >= rules.min_length_s * 1e9
+        ):
+            wait.append(replace(stretch, link=hop.receiver, seen_from=stretch.link))
+    alone = [s for s in timelines["busy"] if s.link not in busy]
+    return {**timelines, "busy": Timeline([*alone, *sharper]), "wait": Timeline(wait)}
+
+
+def _sharpest(own: Sequence[Stretch], seen: list[Stretch]) -> list[Stretch]:
+    """Stretches of one port by its own samples and by those at the far end, as one series.
+
+    Where both tell of the same time, the bounds are those of whichever is sampled more often,
+    unless the other has known of it for longer.
+    """
+    series: list[Stretch] = []
+    for stretch in sorted([*own, *seen], key=lambda s: (s.start_ns, s.end_ns, s.seen_from or "")):
+        if not series or stretch.start_ns >= series[-1].end_ns:
+            series.append(stretch)
+            continue
+        fine, coarse = sorted((series[-1], stretch), key=lambda s: (s.step_ns, s.seen_from or ""))
+        start, end = fine.start_ns, fine.end_ns
+        if start - coarse.start_ns > coarse.step_ns:
+            start = coarse.start_ns
+        if coarse.end_ns - end > coarse.step_ns:
+            end = coarse.end_ns
+        series[-1] = replace(
+            fine, start_ns=start, end_ns=end, samples=max(1, (end - start) // max(1, fine.step_ns))
+        )
+    return series
 
 
 def components(
