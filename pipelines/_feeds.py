@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xtune.pipelines._convert import counter, together
 from xtune.pipelines._engine import Session, duck_type, literal, with_inputs
 from xtune.pipelines._samples import SAMPLE
-from xtune.pipelines._stream import Feed, parquet_rows
+from xtune.pipelines._stream import BATCH_ROWS, FLOATS, Arrays, Feed
 from xtune.tables import LINK_COUNTERS
 
 _ERRORS = (
@@ -57,6 +59,8 @@ RESTS_ON_PRESENCE: dict[str, tuple[str, ...]] = {
 }
 _AS_THEY_ARE = ("ts", "link")
 _LEFT_OUT = ("host", "device", "port", "node_guid", "source", "labels", "extra", "interval_s")
+#: Octets of a data counter's word where the source does not say (macro ``octets``).
+_WORD_BYTES = 4
 _VARIES = object()
 _SOMETIMES = object()
 
@@ -101,20 +105,108 @@ def direct_feed(session: Session, path: Path) -> Feed:
         [values] = session.rows(f"SELECT {', '.join(fixed)} FROM ({with_inputs(sql, raw=row)})")
         constants |= dict(zip(fixed, values, strict=True))
 
-    def query(exported: Sequence[str], low: int, high: int) -> str:
-        raw = f"(SELECT {columns} FROM {parquet_rows(path, low, high)})"
-        return f"SELECT {', '.join(exported)} FROM ({with_inputs(sql, raw=raw)})"
+    if _is_plain(common, constants):
+        return Feed(batches=_plain(path, common, constants), constants=constants)
 
-    return Feed(query=query, constants=constants)
+    def source(low: int, high: int) -> str:
+        raw = f"(SELECT {columns} FROM {_rows(path, low, high)})"
+        return f"({with_inputs(sql, raw=raw)})"
+
+    return Feed(batches=_queried(source, constants), constants=constants)
 
 
 def merged_feed(path: Path) -> Feed:
     """Rows of a file of merged samples."""
+    constants = {"restarts": False}
+    return Feed(
+        batches=_queried(lambda low, high: _rows(path, low, high), constants), constants=constants
+    )
 
-    def query(exported: Sequence[str], low: int, high: int) -> str:
-        return f"SELECT {', '.join(exported)} FROM {parquet_rows(path, low, high)}"
 
-    return Feed(query=query, constants={"restarts": False})
+def _queried(
+    source: Callable[[int, int], str], constants: Mapping[str, Any]
+) -> Callable[[Session, int, int], Iterator[Arrays]]:
+    """Batches of a FROM item that has the columns of samples."""
+    names = [name for name in SAMPLE.names if name not in constants]
+    selected = ", ".join(
+        f"epoch_ns(ts) AS {name}"
+        if name == "ts"
+        else f"coalesce({name}, 'nan'::DOUBLE) AS {name}"
+        if name in FLOATS
+        else f"coalesce({name}::BIGINT, -2) AS {name}"
+        for name in names
+    )
+
+    def batches(session: Session, low: int, high: int) -> Iterator[Arrays]:
+        query = f"SELECT {selected} FROM {source(low, high)}"
+        for batch in session.connection.sql(query).to_arrow_reader(BATCH_ROWS):
+            yield {name: batch.column(name).to_numpy() for name in names}
+
+    return batches
+
+
+def _is_plain(common: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+    """Whether rows differ in their time and counters alone, and no counter is named saturated."""
+    unit = common.get("data_unit_bytes", _VARIES)
+    return (
+        {"data_rate_bytes_s", "tick"} <= constants.keys()
+        and common.get("saturated", _VARIES) is None
+        and unit is not _VARIES
+        and unit is not _SOMETIMES
+    )
+
+
+def _plain(
+    path: Path, common: Mapping[str, Any], constants: Mapping[str, Any]
+) -> Callable[[Session, int, int], Iterator[Arrays]]:
+    """Batches of a plain file: decoded and converted without a query, in half the time."""
+    names = [name for name in SAMPLE.names if name not in constants and name != "ts"]
+    raw = sorted(
+        {column for name in names for column in _raw(name) if common.get(column) is not None}
+    )
+    unit = common["data_unit_bytes"] or _WORD_BYTES
+
+    def convert(table: pa.Table) -> Arrays:
+        found = {column: table[column].combine_chunks() for column in raw}
+        arrays: dict[str, Any] = {"ts": table["ts"].combine_chunks().cast(pa.int64()).to_numpy()}
+        for name in names:
+            if name in arrays:
+                continue
+            parts = [found.get(column) for column in _raw(name)]
+            if name in ("errors", "marks", "resent"):
+                arrays[name], arrays[f"{name}_present"] = together(parts)
+            elif name in ("tx_bytes", "rx_bytes"):
+                arrays[name] = counter(parts[0], narrow=True, unit=unit)
+            else:
+                arrays[name] = counter(parts[0], narrow=name == "wait_ticks")
+        return {name: array for name, array in arrays.items() if name not in constants}
+
+    def batches(session: Session, low: int, high: int) -> Iterator[Arrays]:
+        file = pq.ParquetFile(path)
+        begin = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            first, last = max(low - begin, 0), min(high - begin, rows)
+            begin += rows
+            if first < last:
+                table = file.read_row_group(group, columns=["ts", *raw], use_threads=False)
+                yield convert(table.slice(first, last - first))
+
+    return batches
+
+
+def _raw(name: str) -> tuple[str, ...]:
+    """Counters that a column of samples is made of."""
+    whole = RESTS_ON.get(name.removesuffix("_present"), ())
+    return tuple(column for column in whole if column != "data_unit_bytes")
+
+
+def _rows(path: Path, low: int, high: int) -> str:
+    """A FROM item: rows of a file from one number to before another."""
+    return (
+        f"read_parquet({literal(str(path))}, file_row_number = true)"
+        f" WHERE file_row_number >= {low} AND file_row_number < {high}"
+    )
 
 
 def _common(path: Path) -> dict[str, Any]:

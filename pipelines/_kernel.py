@@ -43,7 +43,7 @@ _AT_LINK, _AT_ROW, _ROWS, _RUNS, _DISORDER, _HERE = range(CURSOR)
 #: Most runs that one row can end: one of each kind of this link and of the next.
 _ROOM = 16
 
-_inline = numba.njit
+_inline = numba.njit(error_model="numpy")
 
 
 @_inline
@@ -147,16 +147,17 @@ def _extend(  # type: ignore[no-untyped-def]
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def advance(  # type: ignore[no-untyped-def]
-    cursor, starts, times, rates, ticks, counters, enter, leave, numbers, last, earlier, samples,
-    last_floats, earlier_floats, levels, known_ends, open_runs, open_floats, figures, found_levels,
-    found_times, found_links, runs, run_floats,
+    cursor, roce, starts, times, rates, ticks, counters, enter, leave, numbers, last, earlier,
+    samples, last_floats, earlier_floats, levels, known_ends, open_runs, open_floats, figures,
+    found_levels, found_times, found_links, runs, run_floats,
 ):  # fmt: skip
     """Take a batch of rows of a part, sorted by (link, time).
 
     Args:
         cursor: State of the part; see ``CURSOR``.
+        roce: Whether rows have any of the counters of RoCE and of pauses.
         starts: First row of each link within the part, and the number of all rows.
         times: Nanoseconds since the epoch.
         rates: Data rates, bytes/s.
@@ -189,6 +190,11 @@ def advance(  # type: ignore[no-untyped-def]
     link, row, out, count = cursor[_AT_LINK], cursor[_AT_ROW], np.int64(0), np.int64(0)
     disorder, here = cursor[_DISORDER], cursor[_HERE]
     taken = np.int64(0)
+    p, e = last[link].copy(), earlier[link].copy()
+    have, held_level, known_end = samples[link], levels[link], known_ends[link]
+    p_rate, p_tick = last_floats[link, 0], last_floats[link, 1]
+    e_rate, e_tick = earlier_floats[link, 0], earlier_floats[link, 1]
+    suspect = True  # whether a counter fell in the interval before
     for i in range(times.shape[0]):
         if count + _ROOM > runs.shape[0]:
             break
@@ -196,33 +202,36 @@ def advance(  # type: ignore[no-untyped-def]
         while row == starts[link + 1]:
             for kind in range(K_LOST):
                 count = _close(open_runs, open_floats, kind, runs, run_floats, count)
+            last[link], earlier[link] = p, e
+            samples[link], levels[link], known_ends[link] = have, held_level, known_end
+            last_floats[link, 0], last_floats[link, 1] = p_rate, p_tick
+            earlier_floats[link, 0], earlier_floats[link, 1] = e_rate, e_tick
             link += 1
-            here = 0
+            here, suspect = 0, True
+            p[:], e[:] = last[link], earlier[link]
+            have, held_level, known_end = samples[link], levels[link], known_ends[link]
+            p_rate, p_tick = last_floats[link, 0], last_floats[link, 1]
+            e_rate, e_tick = earlier_floats[link, 0], earlier_floats[link, 1]
         row += 1
-        p, e = last[link], earlier[link]
-        have = samples[link]
-        end, rate = times[i], rates[i]
+        end, rate, tick = times[i], rates[i], ticks[i]
         start = p[AT]
+        tx_n, rx_n, wait_n = counters[TX][i], counters[RX][i], counters[WAIT][i]
+        drop_n, sym_n, err_n = counters[DISCARDS][i], counters[SYMBOLS][i], counters[ERRORS][i]
+        mark_n, cnp_n, again_n = counters[MARKS][i], counters[CNPS][i], counters[RESENT][i]
+        pause_n, tx_pause_n = counters[PAUSE][i], counters[TX_PAUSE][i]
+        err_has, mark_has = counters[ERRORS_PRESENT][i], counters[MARKS_PRESENT][i]
+        again_has = counters[RESENT_PRESENT][i]
+        fell_now = True
         if have > 0 and end > start:
             span_s = (end - start) / 1e9
-            same_errors = counters[ERRORS_PRESENT][i] == p[ERRORS_PRESENT]
-            same_marks = counters[MARKS_PRESENT][i] == p[MARKS_PRESENT]
-            same_resent = counters[RESENT_PRESENT][i] == p[RESENT_PRESENT]
-            tx_n, rx_n, wait_n = counters[TX][i], counters[RX][i], counters[WAIT][i]
-            drop_n, sym_n, err_n = counters[DISCARDS][i], counters[SYMBOLS][i], counters[ERRORS][i]
-            mark_n, cnp_n, again_n = counters[MARKS][i], counters[CNPS][i], counters[RESENT][i]
-            pause_n, tx_pause_n = counters[PAUSE][i], counters[TX_PAUSE][i]
+            same_errors = err_has == p[ERRORS_PRESENT]
             port_reset = (
                 _fell(tx_n, p[TX]) or _fell(rx_n, p[RX]) or _fell(wait_n, p[WAIT])
                 or _fell(drop_n, p[DISCARDS]) or _fell(sym_n, p[SYMBOLS])
                 or (same_errors and _fell(err_n, p[ERRORS]))
             )  # fmt: skip
-            roce_reset = (
-                _fell(cnp_n, p[CNPS]) or (same_marks and _fell(mark_n, p[MARKS]))
-                or (same_resent and _fell(again_n, p[RESENT]))
-            )  # fmt: skip
-            pause_reset = tx_pause_reset = False
-            if have > 1:
+            fell_now = port_reset
+            if suspect and have > 1:
                 port_reset = (
                     port_reset or _came_back(tx_n, p[TX], e[TX]) or _came_back(rx_n, p[RX], e[RX])
                     or _came_back(wait_n, p[WAIT], e[WAIT])
@@ -231,21 +240,39 @@ def advance(  # type: ignore[no-untyped-def]
                     or (same_errors and p[ERRORS_PRESENT] == e[ERRORS_PRESENT]
                         and _came_back(err_n, p[ERRORS], e[ERRORS]))
                 )  # fmt: skip
+            paused = pausing = ecn = np.nan
+            if roce:
+                same_marks = mark_has == p[MARKS_PRESENT]
+                same_resent = again_has == p[RESENT_PRESENT]
                 roce_reset = (
-                    roce_reset or _came_back(cnp_n, p[CNPS], e[CNPS])
-                    or (same_marks and p[MARKS_PRESENT] == e[MARKS_PRESENT]
-                        and _came_back(mark_n, p[MARKS], e[MARKS]))
-                    or (same_resent and p[RESENT_PRESENT] == e[RESENT_PRESENT]
-                        and _came_back(again_n, p[RESENT], e[RESENT]))
+                    _fell(cnp_n, p[CNPS]) or (same_marks and _fell(mark_n, p[MARKS]))
+                    or (same_resent and _fell(again_n, p[RESENT]))
                 )  # fmt: skip
-                pause_reset = _came_back(pause_n, p[PAUSE], e[PAUSE])
-                tx_pause_reset = _came_back(tx_pause_n, p[TX_PAUSE], e[TX_PAUSE])
+                fell_now = (
+                    fell_now or roce_reset or _fell(pause_n, p[PAUSE])
+                    or _fell(tx_pause_n, p[TX_PAUSE])
+                )  # fmt: skip
+                pause_reset = tx_pause_reset = False
+                if suspect and have > 1:
+                    roce_reset = (
+                        roce_reset or _came_back(cnp_n, p[CNPS], e[CNPS])
+                        or (same_marks and p[MARKS_PRESENT] == e[MARKS_PRESENT]
+                            and _came_back(mark_n, p[MARKS], e[MARKS]))
+                        or (same_resent and p[RESENT_PRESENT] == e[RESENT_PRESENT]
+                            and _came_back(again_n, p[RESENT], e[RESENT]))
+                    )  # fmt: skip
+                    pause_reset = _came_back(pause_n, p[PAUSE], e[PAUSE])
+                    tx_pause_reset = _came_back(tx_pause_n, p[TX_PAUSE], e[TX_PAUSE])
+                paused = _rise(pause_n, p[PAUSE], pause_reset) / 1e6
+                pausing = _rise(tx_pause_n, p[TX_PAUSE], tx_pause_reset) / 1e6
+                ecn = _rise(mark_n, p[MARKS], roce_reset or not same_marks) / span_s
+                figures[6, out] = ecn
+                figures[7, out] = _rise(cnp_n, p[CNPS], roce_reset) / span_s
+                figures[9, out] = _rise(again_n, p[RESENT], roce_reset or not same_resent) / span_s
             capacity = rate * span_s
             tx = _rise(tx_n, p[TX], port_reset)
             rx = _rise(rx_n, p[RX], port_reset)
-            waited = _rise(wait_n, p[WAIT], port_reset) * ticks[i]
-            paused = _rise(pause_n, p[PAUSE], pause_reset) / 1e6
-            pausing = _rise(tx_pause_n, p[TX_PAUSE], tx_pause_reset) / 1e6
+            waited = _rise(wait_n, p[WAIT], port_reset) * tick
             if tx > 2 * capacity:
                 tx = np.nan
             if rx > 2 * capacity:
@@ -261,7 +288,6 @@ def advance(  # type: ignore[no-untyped-def]
             paused_share = _share(paused, span_s)
             tx_pause = _share(pausing, span_s)
             gbps, rx_gbps = tx * 8 / 1e9 / span_s, rx * 8 / 1e9 / span_s
-            ecn = _rise(mark_n, p[MARKS], roce_reset or not same_marks) / span_s
             discard = _rise(drop_n, p[DISCARDS], port_reset) / span_s
             error = _rise(err_n, p[ERRORS], port_reset or not same_errors) / span_s
             mark_share = ecn / (rate / 4096)
@@ -278,9 +304,9 @@ def advance(  # type: ignore[no-untyped-def]
             down = max(max(wait_down, pause_down), max(mark_down, discard_down))
             held_ns = np.int64(np.rint(max(max_gap, 1.5 * span_s) * 1e9))
             level, clear, unbroken = np.int64(-1), np.int64(-1), False
-            p_end = known_ends[link]
+            p_end = known_end
             if wait == wait or mark_share == mark_share or _reaches(discard, enter[2]) > 0:
-                p_level = levels[link] if p_end > 0 else np.int64(-1)
+                p_level = held_level if p_end > 0 else np.int64(-1)
                 hole = p_end > 0 and start - p_end > held_ns
                 level = max(up, min(np.int64(0) if hole or p_end == 0 else p_level, down))
                 if hole and p_level >= report:
@@ -289,7 +315,7 @@ def advance(  # type: ignore[no-untyped-def]
                     runs[count, KIND], runs[count, LINK] = K_LOST, link
                     runs[count, START] = runs[count, END] = p_end
                     count += 1
-                levels[link], known_ends[link] = level, end
+                held_level, known_end = level, end
                 clear = np.int64(-1) if p_end == 0 else np.int64(p_level < report)
                 unbroken = clear == 0 and not hole
             stuck = wait_n == -1
@@ -325,30 +351,28 @@ def advance(  # type: ignore[no-untyped-def]
                         )  # fmt: skip
             figures[0, out], figures[1, out], figures[2, out] = span_s, gbps, rx_gbps
             figures[3, out], figures[4, out], figures[5, out] = used, wait, tx_pause
-            figures[6, out] = ecn
-            figures[7, out] = _rise(cnp_n, p[CNPS], roce_reset) / span_s
             figures[8, out] = discard
-            figures[9, out] = _rise(again_n, p[RESENT], roce_reset or not same_resent) / span_s
             figures[10, out] = error
             figures[11, out] = _rise(sym_n, p[SYMBOLS], port_reset) / span_s
             found_levels[out], found_times[out], found_links[out] = level, end, link
             out += 1
         elif here:
             disorder += 1
-        for c in range(AT):
+        for c in range(AT + 1):  # a slice would be slower
             e[c] = p[c]
-            p[c] = counters[c][i]
-        e[AT], p[AT] = p[AT], end
-        earlier_floats[link, 0], earlier_floats[link, 1] = (
-            last_floats[link, 0],
-            last_floats[link, 1],
-        )
-        last_floats[link, 0], last_floats[link, 1] = rate, ticks[i]
-        samples[link] = min(have + 1, 2)
-        here = 1
+        p[TX], p[RX], p[WAIT], p[DISCARDS], p[PAUSE] = tx_n, rx_n, wait_n, drop_n, pause_n
+        p[TX_PAUSE], p[ERRORS], p[SYMBOLS], p[MARKS] = tx_pause_n, err_n, sym_n, mark_n
+        p[CNPS], p[RESENT], p[ERRORS_PRESENT] = cnp_n, again_n, err_has
+        p[MARKS_PRESENT], p[RESENT_PRESENT], p[AT] = mark_has, again_has, end
+        e_rate, e_tick, p_rate, p_tick = p_rate, p_tick, rate, tick
+        suspect, have, here = fell_now, min(have + 1, 2), 1
     if row == starts[-1]:
         for kind in range(K_LOST):
             count = _close(open_runs, open_floats, kind, runs, run_floats, count)
+    last[link], earlier[link] = p, e
+    samples[link], levels[link], known_ends[link] = have, held_level, known_end
+    last_floats[link, 0], last_floats[link, 1] = p_rate, p_tick
+    earlier_floats[link, 0], earlier_floats[link, 1] = e_rate, e_tick
     cursor[_AT_LINK], cursor[_AT_ROW], cursor[_ROWS], cursor[_RUNS] = link, row, out, count
     cursor[_DISORDER], cursor[_HERE] = disorder, here
     return taken

@@ -5,7 +5,7 @@ A stream in order is the work of one thread, so parts make use of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from xtune.errors import XtuneError
 from xtune.pipelines import _kernel as kernel
-from xtune.pipelines._engine import Session, literal
+from xtune.pipelines._engine import Session
 from xtune.pipelines._rates_file import RatesFile
 from xtune.pipelines._samples import CARRY, SAMPLE
 
@@ -27,7 +27,8 @@ BATCH_ROWS = 122_880
 # Rows that are worth a thread of their own.
 PART_ROWS = 200_000
 _RUN_ROOM = 4_096
-_FLOATS = ("data_rate_bytes_s", "tick")
+FLOATS = ("data_rate_bytes_s", "tick")
+_ROCE = ("pause_us", "tx_pause_us", "marks", "cnps", "resent")
 #: Columns of model ``link_runs``.
 RUNS = pa.schema(
     [
@@ -95,16 +96,20 @@ class Sorted:
         return first, max(first, last)
 
 
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feed:
     """Where samples come from.
 
     Attributes:
-        query: Makes the query of the rows from one number to another, of the columns it is given.
+        batches: Gives the rows from one number to before another, in order: columns without
+            nulls, as the kernel takes them.
         constants: Columns of ``SAMPLE`` that are the same in all rows.
     """
 
-    query: Callable[[Sequence[str], int, int], str]
+    batches: Callable[[Session, int, int], Iterator[Arrays]]
     constants: Mapping[str, Any]
 
 
@@ -237,16 +242,16 @@ class _Part:
 
     def run(self, session: Session, feed: Feed, file: RatesFile | None) -> bool:
         """Take all rows of the part; False where they are not in order."""
-        names = [n for n in ("ts", *_FLOATS, *kernel.COUNTERS) if n not in feed.constants]
         constants = {
-            name: np.full(BATCH_ROWS, _number(value), np.float64 if name in _FLOATS else np.int64)
+            name: np.full(BATCH_ROWS, _number(value), np.float64 if name in FLOATS else np.int64)
             for name, value in feed.constants.items()
             if name != "restarts"
         }
         for array in constants.values():
             array.setflags(write=False)
-        query = feed.query(_exported(names), self._low, self._high)
-        figures = np.empty((len(kernel.FIGURES), BATCH_ROWS))
+        # Figures of counters that no row has are left as they are.
+        figures = np.full((len(kernel.FIGURES), BATCH_ROWS), np.nan)
+        roce = any(feed.constants.get(name, 0) is not None for name in _ROCE)
         levels = np.empty(BATCH_ROWS, dtype=np.int32)
         times = np.empty(BATCH_ROWS, dtype=np.int64)
         links = np.empty(BATCH_ROWS, dtype=np.int32)
@@ -256,15 +261,18 @@ class _Part:
             if file is not None:
                 stack.enter_context(file)
                 file.links(self._links)
-            for batch in session.connection.sql(query).to_arrow_reader(BATCH_ROWS):
-                for begin in range(0, batch.num_rows, BATCH_ROWS):
-                    part = batch.slice(begin, BATCH_ROWS)
-                    arrays = {n: part.column(n).to_numpy() for n in names}
-                    arrays |= {n: a[: part.num_rows] for n, a in constants.items()}
+            for batch in feed.batches(session, self._low, self._high):
+                for begin in range(0, len(batch["ts"]), BATCH_ROWS):
+                    arrays = {n: a[begin : begin + BATCH_ROWS] for n, a in batch.items()}
+                    count = len(arrays["ts"])
+                    arrays |= {n: a[:count] for n, a in constants.items()}
+                    for array in arrays.values():
+                        array.setflags(write=False)
                     done = 0
-                    while done < part.num_rows:
+                    while done < count:
                         done += kernel.advance(
                             self._cursor,
+                            roce,
                             self._starts,
                             arrays["ts"][done:],
                             arrays["data_rate_bytes_s"][done:],
@@ -289,21 +297,28 @@ class _Part:
                             runs,
                             run_floats,
                         )
-                        rows, ended, disorder = (int(self._cursor[i]) for i in (2, 3, 4))
-                        if disorder:
+                        if not self._keep(figures, levels, times, links, runs, run_floats, file):
                             return False
-                        self.rows += rows
-                        if ended:
-                            self._runs.append(runs[:ended].copy())
-                            self._run_floats.append(run_floats[:ended].copy())
-                        if file is not None and rows:
-                            file.write(
-                                times[:rows], links[:rows], figures[:, :rows], levels[:rows]
-                            )
         if int(self._cursor[1]) != self._high - self._low:
             raise XtuneError(
                 f"{self._cursor[1]} rows came of {self._high - self._low}", "run rebuild again"
             )
+        return True
+
+    def _keep(
+        self, figures: Any, levels: Any, times: Any, links: Any, runs: Any, run_floats: Any,
+        file: RatesFile | None,
+    ) -> bool:  # fmt: skip
+        """Take what the kernel has filled; False where rows were not in order."""
+        rows, ended, disorder = (int(self._cursor[i]) for i in (2, 3, 4))
+        if disorder:
+            return False
+        self.rows += rows
+        if ended:
+            self._runs.append(runs[:ended].copy())
+            self._run_floats.append(run_floats[:ended].copy())
+        if file is not None and rows:
+            file.write(times[:rows], links[:rows], figures[:, :rows], levels[:rows])
         return True
 
     def runs(self) -> pa.Table:
@@ -360,8 +375,8 @@ class _Part:
                 found["ts"] = pa.array(values[:, kernel.AT]).cast(field.type)
             elif field.name == "restarts":
                 found["restarts"] = pa.array(np.zeros(len(values), dtype=np.bool_))
-            elif field.name in _FLOATS:
-                number = floats[:, _FLOATS.index(field.name)]
+            elif field.name in FLOATS:
+                number = floats[:, FLOATS.index(field.name)]
                 found[field.name] = pa.array(number, mask=np.isnan(number))
             else:
                 counted = values[:, kernel.COUNTERS.index(field.name)]
@@ -386,10 +401,8 @@ class _Part:
                 (pa.compute.struct_field(before, field.name), self._earlier, self._earlier_floats),
             )
             for column, values, floats in pairs:
-                if field.name in _FLOATS:
-                    floats[order, _FLOATS.index(field.name)] = column.to_numpy(
-                        zero_copy_only=False
-                    )
+                if field.name in FLOATS:
+                    floats[order, FLOATS.index(field.name)] = column.to_numpy(zero_copy_only=False)
                 elif field.name != "restarts":
                     index = kernel.AT if field.name == "ts" else kernel.COUNTERS.index(field.name)
                     values[order, index] = column.cast(pa.int64()).fill_null(-2).to_numpy()
@@ -403,24 +416,3 @@ def _thresholds(rules: Mapping[str, Any], side: str) -> Any:
 
 def _number(value: Any) -> float | int:
     return value if value is not None else -2
-
-
-def _exported(names: Sequence[str]) -> list[str]:
-    """Columns as the kernel takes them: no nulls."""
-    out = []
-    for name in names:
-        if name == "ts":
-            out.append("epoch_ns(ts) AS ts")
-        elif name in _FLOATS:
-            out.append(f"coalesce({name}, 'nan'::DOUBLE) AS {name}")
-        else:
-            out.append(f"coalesce({name}::BIGINT, -2) AS {name}")
-    return out
-
-
-def parquet_rows(path: Path, low: int, high: int) -> str:
-    """A FROM item: rows of a file from one number to before another."""
-    return (
-        f"read_parquet({literal(str(path))}, file_row_number = true)"
-        f" WHERE file_row_number >= {low} AND file_row_number < {high}"
-    )

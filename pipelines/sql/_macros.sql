@@ -41,8 +41,10 @@ CREATE OR REPLACE MACRO rise(now, before, reset) AS
 -- Several counters as one: unknown where one of them is, null where the source has none of them.
 CREATE OR REPLACE MACRO together(a, b, c, d, e) AS
     CASE
-        WHEN coalesce(a, b, c, d, e) IS NULL THEN NULL
-        WHEN least(a, b, c, d, e) < 0 THEN -1::BIGINT
+        WHEN a IS NULL AND b IS NULL AND c IS NULL AND d IS NULL AND e IS NULL THEN NULL
+        -- Each part folds away where the source lacks the counter.
+        WHEN coalesce(a < 0, false) OR coalesce(b < 0, false) OR coalesce(c < 0, false)
+            OR coalesce(d < 0, false) OR coalesce(e < 0, false) THEN -1::BIGINT
         ELSE coalesce(a, 0) + coalesce(b, 0) + coalesce(c, 0) + coalesce(d, 0) + coalesce(e, 0)
     END;
 
