@@ -163,7 +163,7 @@ _PHRASES: dict[str, Callable[[Any, Row, Naming], str]] = {
     "receiver_utilization": lambda v, e, n: f"receives {_share(v)} of its line",
     "receiver_pause_fraction": lambda v, e, n: f"pauses its neighbour {_share(v)} of the time",
     "root_utilization": lambda v, e, n: f"sends at {_share(v)} of its line",
-    "root_wait_fraction": lambda v, e, n: f"waits {_share(v)} of the time" if v else "",
+    "root_wait_fraction": lambda v, e, n: f"waits {_share(v)} of the time" if v >= 0.005 else "",
     "senders": lambda v, e, n: f"{v} senders",
     "siblings_saturated": lambda v, e, n: f"siblings full: {v} of {e.get('siblings')}",
     "seen_from": lambda v, e, n: f"seen from {n(v)}",

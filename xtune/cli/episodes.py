@@ -165,7 +165,10 @@ def _ports(store: Lake, top: int | None, known: dict[str, str], json: bool) -> N
 
 
 def _gigabytes(count: int | None) -> float | None:
-    return None if count is None else count / 1e9
+    """Whole ones from a thousand on: a table shows four digits."""
+    if count is None:
+        return None
+    return count / 1e9 if count < 1e12 else round(count / 1e9)
 
 
 def _ns(moment: datetime | None) -> int | None:
