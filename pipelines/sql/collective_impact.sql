@@ -24,4 +24,3 @@ SELECT
     wait_ns,
     straggler_rank
 FROM collective_tails
-ORDER BY job, comm, seq, comm_rank, start_ts, op, rank, duration_ns

@@ -142,4 +142,3 @@ SELECT
         AS loss_before,
     CASE WHEN around.end_ns < getvariable('impact_to_ns') THEN around.loss_after END AS loss_after
 FROM around LEFT JOIN shared ON shared.job IS NOT DISTINCT FROM around.job
-ORDER BY around.episode_id, around.job

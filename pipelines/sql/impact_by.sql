@@ -79,4 +79,3 @@ CROSS JOIN recorded
 LEFT JOIN steps ON steps.kind = named.kind AND steps.name IS NOT DISTINCT FROM named.name
 LEFT JOIN operations
     ON operations.kind = named.kind AND operations.name IS NOT DISTINCT FROM named.name
-ORDER BY named.kind, named.name
