@@ -30,7 +30,9 @@ class Lag:
 
     Attributes:
         offset_ns: Best estimate.
-        half_ns: Half a sampling interval, of the slower end: no counter can tell more.
+        half_ns: Half a sampling interval of the slower end, as no counter can tell more, and as
+            far as lags next to the best fit about as well: traffic that beats with the sampling
+            has its peak beside the true lag.
         cells: Intervals that both ends were compared in.
         correlation: Of the changes of the two rates, 0 to 1.
     """
@@ -99,9 +101,16 @@ def find_lag(host: Counter, fabric: Counter) -> Lag | None:
         for lag, value in zip(lags, correlation, strict=True)
         if abs(lag - top_lag) <= 1.0
     )
+    centre = _centre(near)
+    apart = max(
+        abs(float(lag) - centre)
+        for lags, correlation, _ in rows
+        for lag, value in zip(lags, correlation, strict=True)
+        if abs(lag - top_lag) <= 2.0 and value >= _OTHERS * top_value
+    )
     return Lag(
-        offset_ns=round(_centre(near) * step),
-        half_ns=-(-step // 2),
+        offset_ns=round(centre * step),
+        half_ns=round((0.5 + apart) * step),
         cells=top_cells,
         correlation=top_value,
     )

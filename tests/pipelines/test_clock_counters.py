@@ -30,7 +30,8 @@ def test_counters_at_both_ends_tell(
     offset = only(found, "node00")
     assert (offset.source, offset.reference) == ("counters", "fabric")
     assert offset.offset_ns / SECOND == pytest.approx(clock, abs=step / 2)
-    assert (offset.high_ns - offset.low_ns) / SECOND == pytest.approx(step, rel=0.05)
+    # Half an interval at least, and no more than its neighbours.
+    assert 0.95 * step <= (offset.high_ns - offset.low_ns) / SECOND <= 3 * step
     # 3 s are within half of 10 s: not material where nothing is sampled faster.
     assert offset.applied == (not offset.low_ns <= 0 <= offset.high_ns)
     assert notes == []
