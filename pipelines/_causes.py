@@ -25,6 +25,8 @@ from xtune.pipelines.rules import EpisodeRules
 # An adapter that sends less than this share of its rate answers, at most: what is marked is what
 # it receives.
 _SENDS = 0.05
+# A port that is congested for this share of the time in which an adapter is marked explains it.
+_COVERS = 0.8
 
 Kind = Literal["onward", "saturated", "sick", "receiver", "alone"]
 
@@ -71,6 +73,7 @@ class Causes:
         waits = [s for s in self._wait if topology.hop(s.link)]
         busy = [s for s in self._busy if topology.hop(s.link)]
         sick = list(self._sick_stretches())
+        self._coarsest_ns = max((s.step_ns for s in waits), default=0)
         self._waits_at = by_node((self._node(s), s) for s in waits)
         self._busy_at = by_node((self._node(s), s) for s in busy)
         self._sick_at = by_node((self._node(s), s) for s in sick)
@@ -148,13 +151,24 @@ class Causes:
                     return at[hops]
         return []
 
-    def _of_like_span(self, kind: str, stretch: Stretch) -> Iterable[Stretch]:
-        length = stretch.length_ns
+    def _of_like_span(
+        self, kind: str, stretch: Stretch, *, longer: bool = False
+    ) -> Iterable[Stretch]:
+        """Stretches that may last as long, or longer: bounds are known to a sample only."""
+        shortest = 0.5 * max(0, stretch.length_ns - 2 * stretch.step_ns)
         # What is saturated or sick may be so for longer than anyone waits for it.
-        longest = 2 * length if kind == "onward" else float("inf")
-        return self._all[kind].within(
-            stretch.start_ns, stretch.end_ns, shortest=0.5 * length, longest=longest
-        )
+        bounded = kind == "onward" and not longer
+        longest = 2 * stretch.length_ns if bounded else float("inf")
+        return [
+            s
+            for s in self._all[kind].within(
+                stretch.start_ns,
+                stretch.end_ns,
+                shortest=shortest,
+                longest=longest + 2 * self._coarsest_ns,
+            )
+            if s.length_ns <= longest + 2 * s.step_ns
+        ]
 
     def _saturated(self, stretch: Stretch, busy: Stretch) -> list[Reason]:
         """A port at line rate as the reason: it must be so while there is waiting, and no more."""
@@ -347,7 +361,7 @@ class Causes:
         waits: list[Reason] = []
         merely: list[Reason] = []
         for kind in ("onward", "saturated", "sick"):
-            for other in self._of_like_span(kind, stretch):
+            for other in self._of_like_span(kind, stretch, longer=True):
                 if topology.is_host(self._node(other)):
                     continue
                 ahead = topology.distance(stretch.link, other.link) if sends else None
@@ -361,9 +375,13 @@ class Causes:
                     found += self._saturated(stretch, other)
                 elif kind == "sick":
                     seen += self._sick_onward(stretch, other)
+                elif self._ends_here(other):
+                    # A sender that comes late, or leaves early, is marked while it is there.
+                    covers = overlap_ns(stretch, other) / stretch.length_ns
+                    agrees = max(fit(stretch, other), self._rules.alike * (covers >= _COVERS))
+                    seen.append(Reason(kind="onward", stretch=other, fit=agrees))
                 else:
-                    found = seen if self._ends_here(other) else waits
-                    found.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
+                    waits.append(Reason(kind="onward", stretch=other, fit=fit(stretch, other)))
         return seen, waits, merely
 
     def _ends_here(self, stretch: Stretch) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 # Two stretches belong together when they share at least this part of the shorter one: reads of
 # two ports are a moment apart, so neighbours in time overlap by a sample without any connection.
 SHARED = 0.2
+# How well stretches agree of which the samples are too far apart to tell.
+MAY_BE = 0.75
 KINDS = ("wait", "busy", "received", "errors", "pauses")
 
 
@@ -99,14 +101,21 @@ def fit(a: Stretch, b: Stretch) -> float:
     """How well two stretches agree in time: 0 not at all, 1 the same span.
 
     Shared time over the time that either lasts; but what starts together, or ends together, to a
-    sample, is hardly so by chance.
+    sample, is hardly so by chance. A sample tells the mean of its interval: a stretch began at any
+    time within its first one, and ended at any time within its last. Where that alone accounts
+    for all that differs, two of few samples may well be one.
     """
     if not together(a, b):
         return 0.0
     shared = overlap_ns(a, b)
-    slack = min(1.25 * max(a.step_ns, b.step_ns), 0.4 * min(a.length_ns, b.length_ns))
-    edges = (abs(a.start_ns - b.start_ns) <= slack) + (abs(a.end_ns - b.end_ns) <= slack)
-    return max(shared / (a.length_ns + b.length_ns - shared), (0.0, 0.7, 1.0)[edges])
+    whole = shared / (a.length_ns + b.length_ns - shared)
+    step = max(a.step_ns, b.step_ns)
+    starts, ends = abs(a.start_ns - b.start_ns), abs(a.end_ns - b.end_ns)
+    slack = min(1.25 * step, 0.4 * min(a.length_ns, b.length_ns))
+    edges = (starts <= slack) + (ends <= slack)
+    if edges < 2 and whole >= SHARED and max(starts, ends) <= 1.25 * step:
+        return max(whole, MAY_BE)
+    return max(whole, (0.0, 0.7, 1.0)[edges])
 
 
 class Timeline:
