@@ -315,7 +315,7 @@ def cut(spans: list[Span], masks: Sequence[Span]) -> list[Span]:
             piece
             for a, b in spans
             for piece in ((a, min(b, low)), (max(a, high), b))
-            if piece[1] > piece[0]
+            if piece[1] - piece[0] > 1e-6
         ]
     return spans
 
