@@ -23,6 +23,11 @@ SPANS = {
     "episodes": ("start_ts", "end_ts"),
     "link_episodes": ("start_ts", "end_ts"),
     "link_rates": ("ts", "ts"),
+    "link_totals": ("ts", "ts"),
+    "desync_verdict": ("ts", "ts"),
+    "concurrency": ("ts", "ts"),
+    "concurrency_knee": ("ts", "ts"),
+    "clock_offsets": ("from_ts", "to_ts"),
 }
 
 

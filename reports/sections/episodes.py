@@ -36,21 +36,29 @@ def build(content: Content) -> Sequence[Block]:
             row["steps_affected"],
             _rounded(row["slowdown"]),
             _rounded(row["idle_gpu_hours"]),
-            _readable(row["evidence"]),
+            _readable(row["evidence"], content),
         )
         for row in episodes.head(MOST_ROWS).iter_rows(named=True)
     ]
     return (Grid(columns=columns, rows=rows, shown_of=episodes.height, search=True),)
 
 
-def _readable(evidence: str | None) -> str:
-    """The evidence's JSON object as ``name value`` pairs, numbers to three digits."""
-    if not evidence:
-        return ""
+def _readable(evidence: str | None, content: Content) -> str:
+    """The evidence's JSON object as ``name value`` pairs, ports by their names."""
+    found = json.loads(evidence or "{}")
     return "; ".join(
-        f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
-        for name, value in json.loads(evidence).items()
+        f"{name.replace('_', ' ')} {_shown(value, content)}" for name, value in found.items()
     )
+
+
+def _shown(value: object, content: Content) -> str:
+    if isinstance(value, bool):
+        return content.words("yes" if value else "no")
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(_shown(item, content) for item in value)
+    return content.name_of(value) if isinstance(value, str) else str(value)
 
 
 def _rounded(value: float | None) -> float | None:
