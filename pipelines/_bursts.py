@@ -22,8 +22,8 @@ from xtune.pipelines._tables import DayInput, DayTable
 
 Row = dict[str, Any]
 
-# Links that are held in memory at once.
-_LINKS = 64
+# Links, or communicators, that are held in memory at once.
+_AT_ONCE = 64
 _FOUND = pa.schema(
     [
         ("day_ns", pa.int64()),
@@ -88,26 +88,31 @@ def prepare(given: DayInput) -> list[str]:
 def communicators(session: Session, start_ns: int) -> Iterator[Beat]:
     """Communicators with a period, from the session's ``collectives``."""
     session.create("burst_events")
-    for job, comm in session.rows(
-        "SELECT DISTINCT job, comm FROM burst_events ORDER BY job, comm"
-    ):
-        same = f"job IS NOT DISTINCT FROM {literal(job)} AND comm = {literal(comm)}"
+    found = session.rows("SELECT DISTINCT job, comm FROM burst_events ORDER BY job, comm")
+    for at in range(0, len(found), _AT_ONCE):
+        few = [f"{{'job': {literal(job)}, 'comm': {literal(comm)}}}"
+               for job, comm in found[at : at + _AT_ONCE]]  # fmt: skip
         events = session.arrow(
-            f"SELECT start_ns - {start_ns} AS a, end_ns - {start_ns} AS b FROM burst_events"
-            f" WHERE {same} ORDER BY start_ns, end_ns"
+            f"SELECT place, start_ns - {start_ns} AS a, end_ns - {start_ns} AS b FROM burst_events"
+            f" JOIN (SELECT unnest(range({len(few)})) AS place, unnest([{', '.join(few)}]) AS w)"
+            " ON burst_events.job IS NOT DISTINCT FROM w.job AND burst_events.comm = w.comm"
+            " ORDER BY place, start_ns, end_ns"
         )
-        found = event_period(_seconds(events["a"]), _seconds(events["b"]))
-        if found is not None:
-            period, begins, ends = found
-            yield Beat(job=job, comm=comm, period=period, begins=begins, ends=ends)
+        begins, ends = _seconds(events["a"]), _seconds(events["b"])
+        bounds = np.searchsorted(events["place"].to_numpy(), np.arange(len(few) + 1))
+        for place, (job, comm) in enumerate(found[at : at + _AT_ONCE]):
+            own = slice(bounds[place], bounds[place + 1])
+            here = event_period(begins[own], ends[own])
+            if here is not None:
+                yield Beat(job=job, comm=comm, period=here[0], begins=here[1], ends=here[2])
 
 
 def links(session: Session, start_ns: int) -> Iterator[tuple[str, float, list[Period], int]]:
     """Links whose load varies: name, usual interval in seconds, periods, samples."""
     session.create("burst_links")
     found = session.rows("SELECT link, interval_s FROM burst_links ORDER BY link")
-    for at in range(0, len(found), _LINKS):
-        few = dict(found[at : at + _LINKS])
+    for at in range(0, len(found), _AT_ONCE):
+        few = dict(found[at : at + _AT_ONCE])
         rates = session.arrow(
             f"SELECT link, epoch_ns(ts) - {start_ns} AS ns, interval_s, tx_gbps FROM link_rates"
             f" WHERE tx_gbps IS NOT NULL AND link IN (SELECT unnest({literal([*few])}))"

@@ -163,15 +163,19 @@ def _moved(seq: int, did: Mapping[int, Mapping[int, Did]], one: int, other: int)
     for step in (s for s in range(-_NEAR, _NEAR + 1) if s):
         if of(other, seq + step) == here and of(one, seq + step) == there:
             return True
+    after = [(of(one, seq + i), of(other, seq + i)) for i in range(1, _NEAR)]
+    known = [(x, y) for x, y in after if x is not None and y is not None]
+    if known and all(x == y for x, y in known):
+        return False  # they agree again at once
     for a, b in ((one, other), (other, one)):
         for step in range(1, _NEAR + 1):
-            # Two in a row, so that operations that repeat do not look shifted by chance.
+            # Two in a row, so that operations that repeat do not look shifted by chance; or the
+            # last that it did is one that the others did later.
             pairs = [(of(a, seq + i), of(b, seq + i + step)) for i in range(_NEAR)]
             known = [(x, y) for x, y in pairs if x is not None and y is not None]
-            if known and known[0] == pairs[0] and all(x == y for x, y in known):
-                ends = of(a, seq + 1) is None
-                if len(known) > 1 or ends:
-                    return True
+            shifted = bool(known) and known[0] == pairs[0] and all(x == y for x, y in known)
+            if shifted and (len(known) > 1 or (a == one and of(one, seq + 1) is None)):
+                return True
     return False
 
 

@@ -224,7 +224,10 @@ def _shown(incident: Incident, waits: Waits) -> dict[str, Any]:
 def _clash(waits: Waits, disagreements: Iterable[Disagreement]) -> Verdict | None:
     """A verdict from what ranks enqueued differently under one number: it never completes."""
     under_way = {
-        (op.comm, op.seq): op for rank in waits.ranks for op in waits.pending[rank] if op.seq
+        (op.comm, op.seq): op
+        for rank in waits.ranks
+        for op in waits.pending[rank]
+        if op.seq is not None
     }
     found = [d for d in disagreements if (d[0], d[1]) in under_way]
     if not found:

@@ -31,8 +31,8 @@ def events(
     first = begins(rng, period, 300 * period, jitter)
     width = duty * period / parts
     starts = (first[:, None] + width * np.arange(parts)).ravel()
-    kept = np.sort(starts[rng.random(starts.size) >= missing])
-    return kept, kept + 0.9 * width
+    kept: Floats = np.sort(starts[rng.random(starts.size) >= missing])
+    return kept, np.asarray(kept + 0.9 * width, dtype=np.float64)
 
 
 def load(
@@ -48,7 +48,7 @@ def load(
 
 
 def middles(values: Floats, interval: float) -> Floats:
-    return (np.arange(values.size) + 0.5) * interval
+    return np.linspace(0.5, values.size - 0.5, values.size) * interval
 
 
 @pytest.mark.parametrize("parts", [1, 12])
