@@ -29,7 +29,8 @@ from xtune.collectors._time_lines import TimeLines
 
 HEADER = re.compile(
     r"#\s*(Port counters|Port extended counters|PortSamplesControl"
-    r"|(?:Sw)?Port\w+(?: with RS-FEC Active)? counters)\s*+:\s*+(\S.*?)(?<!\s)\s++port\s++(\d{1,3})\b(.*)"
+    r"|(?:Sw)?Port\w+(?: with RS-FEC Active)? counters)"
+    r"\s*+:\s*+(\S.*?)(?<!\s)\s++port\s++(\d{1,3})\b(.*)"
 )
 _VALUE = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*):\.*[ \t]*(\S+)\s*")
 _CUT = re.compile(r"\s*[A-Z][A-Za-z0-9]{2,}(:[. ]*)?\s*")

@@ -148,7 +148,8 @@ def _counters(given: DayInput, links: Collection[str], where: str) -> tuple[Coun
 
 def _by_host(lake: Lake) -> str:
     """Condition that a row's time is of its host's clock."""
-    return f"host IS NOT NULL AND coalesce(source, '') NOT IN {_list(['-', *shared_sources(lake)])}"
+    shared = _list(["-", *shared_sources(lake)])
+    return f"host IS NOT NULL AND coalesce(source, '') NOT IN {shared}"
 
 
 def _within(given: DayInput) -> str:

@@ -144,7 +144,7 @@ COLLECTIVE_IMPACT = Table(
             "exposed_ns",
             I64,
             "ns",
-            "what no compute kernel overlaps where a trace tells; else time beyond the expectation",
+            "what no compute kernel overlaps, by a trace; else time beyond the expectation",
         ),
         Column("lost_ns", I64, "ns", "of the time beyond the expectation, what is exposed"),
         Column("wait_ns", I64, "ns", "longer in its kernel than the rank that came last"),
