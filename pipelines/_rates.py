@@ -47,7 +47,12 @@ class ChunkResult:
 
 
 def run_chunk(
-    lake: Lake, session: Session, given: ChunkInput, *, stream_rows: int = STREAM_ROWS
+    lake: Lake,
+    session: Session,
+    given: ChunkInput,
+    *,
+    stream_rows: int = STREAM_ROWS,
+    keep_rates: bool = True,
 ) -> ChunkResult:
     """Compute one chunk; the rules are variables of ``session`` already.
 
@@ -56,6 +61,7 @@ def run_chunk(
         session: With the rules as variables.
         given: The chunk.
         stream_rows: Rows from which it is computed by compiled code: the result is the same.
+        keep_rates: Whether rates are written; without, a large chunk gives runs and carry alone.
     """
     load_inputs(session, given)
     if any(port.shifts for port in given.facts.values()):
@@ -67,7 +73,7 @@ def run_chunk(
         [file] = given.chunk.files
         found = links_of(file.path)
         if found is not None:
-            streamed = _stream_file(lake, session, given, found)
+            streamed = _stream_file(lake, session, given, found, keep=keep_rates)
             if streamed is not None:
                 every = max(1, file.rows // PROBE_ROWS)
                 session.view(
@@ -123,7 +129,7 @@ def _is_direct(given: ChunkInput) -> bool:
 
 
 def _stream_file(
-    lake: Lake, session: Session, given: ChunkInput, found: Sorted, *, keep: bool = True
+    lake: Lake, session: Session, given: ChunkInput, found: Sorted, *, keep: bool
 ) -> ChunkResult | None:
     """A compacted file through the kernel as it is; None where its rows are not in order."""
     kinds = {(port.tick, port.ethernet) for port in given.facts.values()}
