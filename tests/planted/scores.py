@@ -82,9 +82,9 @@ def score(lake: Lake, truth: Truth) -> Score:
         abs(found - true) / s.interval_s
         for s, span in pairs
         for found, true in ((span[0], s.start_s), (span[1], s.end_s))
-        if s.required and not _at_mask(truth, s.link, true)
+        if s.required and _same(span, s, []) and not _at_mask(truth, s.link, true)
     ]
-    found_links = len(pairs) + len(false)
+    right_links = len({(s.link, span) for s, span in pairs})
     by_true, wrong = _roots(episodes, members, truth)
     required_episodes = [e for e in truth.episodes if e.required]
     seen = [e for e in required_episodes if e.visible]
@@ -102,7 +102,7 @@ def score(lake: Lake, truth: Truth) -> Score:
     missing: list[tuple[str, Any]] = [("not found", e) for e in seen if not by_true[e.number]]
     return Score(
         recall=sum(s.required for s, _ in pairs) / max(1, len(required)),
-        precision=len(pairs) / max(1, found_links),
+        precision=right_links / max(1, right_links + len(false)),
         optional=1 - len(required) / max(1, len(truth.stretches)),
         unseen=1 - len(seen) / max(1, len(required_episodes)),
         root_right=min(root_true, root_found),
@@ -152,7 +152,9 @@ def _match(
         spans = cut(joined(found[link], truth.gap_s), masks)
         matched = set()
         for stretch in true[link]:
-            best = [s for s in spans if _same(s, stretch, masks)]
+            # With the marks that arrive it may be a longer one, which need not be found.
+            longer = [o for o in true[link] if not o.required and _part_of(stretch.seen, o)]
+            best = [s for s in spans if any(_same(s, o, masks) for o in (stretch, *longer))]
             if best:
                 pairs.append((stretch, best[0]))
                 matched |= set(best)
