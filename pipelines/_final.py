@@ -29,6 +29,7 @@ from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._jobs import Jobs
 from xtune.pipelines._joints import join_runs
 from xtune.pipelines._pieces import PieceMaker, episode_json, read_pieces
+from xtune.pipelines._signals import signal_notes
 from xtune.pipelines._state import PieceRecord, State, digest
 from xtune.pipelines._tables import DayInput
 
@@ -71,6 +72,8 @@ class Finish:
     def _refresh_pieces(self) -> None:
         state, rules = self.state, self.context.rules
         names = join_runs(self.session, state, self.code, rules.report_level)
+        paths = [state.path(name) for name in sorted(set(names))]
+        state.notes["signals"] = signal_notes(self.session, paths)
         sampled = self._sampled()
         maker = PieceMaker(
             session=self.session,

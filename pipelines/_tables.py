@@ -75,7 +75,16 @@ def day_tables() -> tuple[DayTable, ...]:
 
     Their modules import this one, so they are imported when this is called.
     """
-    from xtune.pipelines import _beats, _bursts, _clocks, _concurrency, _desync, _layers, _totals
+    from xtune.pipelines import (
+        _beats,
+        _bursts,
+        _clocks,
+        _concurrency,
+        _desync,
+        _layers,
+        _signals,
+        _totals,
+    )
 
     return (
         _clocks.TABLE,
@@ -86,5 +95,6 @@ def day_tables() -> tuple[DayTable, ...]:
         _beats.TABLE,
         _layers.REORDER,
         _layers.LAYERS,
+        _signals.TABLE,
         *_concurrency.TABLES,
     )

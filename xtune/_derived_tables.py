@@ -381,6 +381,25 @@ LINK_TOTALS = Table(
     key=("link",),
 )
 
+SIGNAL_MARGIN = Table(
+    "derived/signal_margin",
+    "one port at one reading of its signal",
+    "ts",
+    (
+        Column("ts", TS, "", "when it was read", False),
+        Column("link", STR, "", "directed port", False),
+        Column("raw_ber", F64, "errors/bit", "before correction, worst lane"),
+        Column("effective_ber", F64, "errors/bit", "after correction, worst lane"),
+        Column("margin_decades", F64, "", "raw rate below what RS(544,514) corrects; log10"),
+        Column("rise_decades", F64, "", "raw rate over the lowest of the day so far; log10"),
+        Column("bin_margin", F64, "0..1", "correctable symbols left in the worst codeword"),
+        Column("snr", F64, "dB", "signal to noise, worst lane"),
+        Column("temperature", F64, "degrees Celsius", "module temperature"),
+    ),
+    sort=("link", "ts"),
+    key=("ts", "link"),
+)
+
 #: In the order in which they are listed.
 DERIVED = (
     LINK_RATES,
@@ -396,6 +415,7 @@ DERIVED = (
     DESYNC_VERDICT,
     BURSTS,
     LINK_BEATS,
+    SIGNAL_MARGIN,
     CLOCK_OFFSETS,
     REORDER_DEPTH,
     LAYER_STATISTICS,
