@@ -19,7 +19,7 @@ from xtune.pipelines._dumps import read_dumps
 from xtune.pipelines._engine import Session
 from xtune.pipelines._incidents import Incident, incidents
 from xtune.pipelines._tables import DayInput, DayTable
-from xtune.pipelines._verdicts import Verdict, judge
+from xtune.pipelines._verdicts import Verdict, judge, too_few
 from xtune.pipelines._waits import Lack
 
 Row = dict[str, Any]
@@ -116,6 +116,11 @@ def desynchronised(
             found += [_missing_row(hang, lack, verdict) for lack in verdict.lacks]
             verdicts.append(_verdict_row(hang, verdict))
             notes.append(_note(hang, verdict))
+        elif too_few(hang):
+            notes.append(
+                f"{_job(hang)}: dumps of {len(hang.dumps)} of {len(hang.world)} ranks are too few"
+                " to say whom they wait for: collect the others' too"
+            )
         if verdict is not None or not all(dump.empty for dump in hang.dumps.values()):
             found += _empty_rows(hang)
     return found, verdicts, notes
@@ -217,16 +222,19 @@ def _verdict_row(hang: Incident, verdict: Verdict) -> Row:
 
 
 def _note(hang: Incident, verdict: Verdict) -> str:
-    job = f"job {hang.job}" if hang.job else "a job without a name"
     ranks = ", ".join(map(str, verdict.culprits)) or "none"
     where = ""
     if verdict.op is not None:
         number = "" if verdict.op.seq is None else f" {verdict.op.seq}"
         where = f" in {verdict.op.op}{number} of {verdict.op.comm}"
     return (
-        f"{job} hangs{where}: ranks {ranks} ({verdict.cause}, confidence {verdict.confidence};"
-        f" {verdict.explained} of {verdict.waiting} waiting ranks wait for them)"
+        f"{_job(hang)} hangs{where}: ranks {ranks} ({verdict.cause}, confidence"
+        f" {verdict.confidence}; {verdict.explained} of {verdict.waiting} waiting ranks wait for them)"
     )
+
+
+def _job(hang: Incident) -> str:
+    return f"job {hang.job}" if hang.job else "a job without a name"
 
 
 def _text(value: Row) -> str:

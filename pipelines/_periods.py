@@ -180,15 +180,21 @@ def _related(one: float, other: float) -> bool:
 
 
 def autocorrelation(series: Floats, known: npt.NDArray[np.bool_], lags: int) -> Floats:
-    """Autocorrelation over the pairs of which both are known, at lags 0 to ``lags - 1``."""
+    """Autocorrelation over the pairs of which both are known, at lags 0 to ``lags - 1``.
+
+    It ends where fewer than a quarter of what is known has a pair: after a silence, what few
+    samples have in common by chance looks like a period.
+    """
     mask = known.astype(np.float64)
     centred = np.where(known, series - series[known].mean(), 0.0)
     size = 1 << int(np.ceil(np.log2(2 * series.size)))
     value, there = np.fft.rfft(centred, size), np.fft.rfft(mask, size)
     sums = np.fft.irfft(value * np.conj(value), size)[:lags]
     pairs = np.rint(np.fft.irfft(there * np.conj(there), size)[:lags])
-    means = np.where(pairs > 0, sums / np.maximum(pairs, 1), 0.0)
-    return means / means[0] if means[0] > 0 else np.zeros(lags)
+    few = np.flatnonzero(pairs < max(8.0, 0.25 * pairs[0]))
+    end = int(few[0]) if few.size else lags
+    means = sums[:end] / pairs[:end]
+    return means / means[0] if end and means[0] > 0 else np.zeros(0)
 
 
 def _strongest(
@@ -199,6 +205,9 @@ def _strongest(
     if lags < 3 * SAMPLES_A_PERIOD or not np.ptp(series[known]) > 0:
         return None
     curve = autocorrelation(series, known, lags)
+    lags = curve.size
+    if lags < 3 * SAMPLES_A_PERIOD:
+        return None
     valley = np.minimum.accumulate(curve)
     half = lags // 2
     inner = np.arange(2, half)

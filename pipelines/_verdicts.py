@@ -46,7 +46,7 @@ class Verdict:
 
 
 def judge(incident: Incident, disagreements: Iterable[Disagreement] = ()) -> Verdict | None:
-    """The verdict on one incident; None where nothing waits for anything.
+    """The verdict on one incident; None where nothing waits, or nothing tells for whom.
 
     Args:
         incident: Its dumps.
@@ -62,8 +62,15 @@ def judge(incident: Incident, disagreements: Iterable[Disagreement] = ()) -> Ver
         if culprits:
             if not circle:
                 culprits = sorted({*culprits, *_shadowed(waits, culprits)})
+            if too_few(incident) and not set(culprits) & incident.dumps.keys():
+                return None
             return _verdict(waits, waiting, edges, culprits, circle=circle)
     return _stuck_device(waits, waiting) or _stuck_transfer(waits, waiting)
+
+
+def too_few(incident: Incident) -> bool:
+    """Whether most ranks of a job have no dump: that they are waited for tells nothing."""
+    return 2 * len(incident.absent) > len(incident.world)
 
 
 def _both(waits: Waits) -> dict[Node, set[Node]]:
@@ -148,7 +155,7 @@ def _verdict(
     lacks = tuple(lack for lack in waits.lacks() if set(culprits) & {*lack.lacking, *lack.absent})
     causes = {rank: _cause(rank, waits) for rank in culprits}
     cause = "circle" if circle else sorted(causes.values())[0]
-    if circle or (cause == "absent" and 2 * len(culprits) > len(incident.world)):
+    if circle:
         confidence = "low"
     elif len(explained) < len(others) or not lacks or cause in ("absent", "unanswered"):
         confidence = "medium"

@@ -149,6 +149,15 @@ def test_a_period_below_four_intervals_is_not_told(period: float) -> None:
     assert load_periods(middles(values, 10), values, 10.0) == []
 
 
+def test_a_load_seen_twice_for_a_while_has_no_period() -> None:
+    """Two hours of noise, half a day apart: what they have in common is chance."""
+    rng = np.random.default_rng(11)
+    for _ in range(20):
+        times = np.concatenate([np.arange(720), 9000 + np.arange(720)]) * 5 + 2.5
+        jobs = np.repeat(rng.random(2000) < 0.5, rng.geometric(0.02, 2000))[: times.size]
+        assert load_periods(times, rng.normal(0, 0.1, times.size) + jobs, 5.0) == []
+
+
 def test_autocorrelation_is_that_of_the_known_pairs() -> None:
     rng = np.random.default_rng(8)
     values = rng.normal(3, 1, 50)

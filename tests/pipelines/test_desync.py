@@ -153,6 +153,21 @@ def test_a_rank_without_a_dump_is_a_third_thing(tmp_path: Path) -> None:
     assert set(verdict["culprits"]) <= {3, 9}
 
 
+def test_dumps_of_few_ranks_blame_nobody(tmp_path: Path) -> None:
+    hung = job()
+    stop(hung, 9, 0.5)
+    hung.run()
+    dumps = {rank: dump for rank, dump in hung.dumps().items() if rank < 4}
+    rows = [row for rank, dump in dumps.items()
+            for row in read_bytes(COLLECTOR, pickle.dumps(dump), tmp_path).rows]  # fmt: skip
+    with connect(threads=1) as session:
+        session.load("collectives", _table([{**row, "source": str(row["rank"])} for row in rows]))
+        found, verdicts, notes = desynchronised(session, lambda source: "")
+    assert (found, verdicts) == ([], [])
+    [note] = notes
+    assert "4 of 16 ranks are too few" in note
+
+
 def test_random_hangs_name_the_rank_that_stopped(tmp_path: Path) -> None:
     """Two that stop may hide one another: then one of them is named, and never another rank."""
     exact = 0
