@@ -115,7 +115,7 @@ DELIVERY = {
     "random": st.randoms(use_true_random=False),
 }
 few = settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def check_delivery(ports: Any, files: int, day_rows: int, random: Any) -> None:
