@@ -227,10 +227,9 @@ def _note(hang: Incident, verdict: Verdict) -> str:
     if verdict.op is not None:
         number = "" if verdict.op.seq is None else f" {verdict.op.seq}"
         where = f" in {verdict.op.op}{number} of {verdict.op.comm}"
-    return (
-        f"{_job(hang)} hangs{where}: ranks {ranks} ({verdict.cause}, confidence"
-        f" {verdict.confidence}; {verdict.explained} of {verdict.waiting} waiting ranks wait for them)"
-    )
+    waits = f"{verdict.explained} of {verdict.waiting} waiting ranks wait for them"
+    why = f"{verdict.cause}, confidence {verdict.confidence}"
+    return f"{_job(hang)} hangs{where}: ranks {ranks} ({why}; {waits})"
 
 
 def _job(hang: Incident) -> str:

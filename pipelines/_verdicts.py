@@ -28,7 +28,7 @@ class Verdict:
         cause: ``host``, ``device``, ``unanswered``, ``absent``, ``order``, ``type``, ``size``,
             ``circle`` or ``transfer``.
         confidence: ``high``, ``medium`` or ``low``.
-        waiting: Ranks with an operation under way that others have not completed.
+        waiting: Ranks beside them with an operation under way that others have not completed.
         explained: Those of them that wait for a culprit, directly or through others.
         lacks: Collectives that a culprit has not enqueued and others wait in.
         op: The operation that waits longest for a culprit.
@@ -166,7 +166,7 @@ def _verdict(
         culprits=tuple(culprits),
         cause=cause,
         confidence=confidence,
-        waiting=len(waiting),
+        waiting=len(others),
         explained=len(explained),
         lacks=lacks,
         op=first.op if first else None,

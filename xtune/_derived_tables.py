@@ -241,7 +241,7 @@ DESYNC_VERDICT = Table(
             "host, device, unanswered, absent, order, type, size, circle or transfer",
         ),
         Column("confidence", STR, "", "high, medium or low"),
-        Column("waiting", I64, "ranks", "ranks with an operation under way"),
+        Column("waiting", I64, "ranks", "other ranks with an operation under way"),
         Column("explained", I64, "ranks", "those that wait for a culprit, also through others"),
         Column("comm", STR, "", "communicator of the operation that waits longest"),
         Column("seq", I64, "", "its number"),
