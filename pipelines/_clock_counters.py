@@ -18,6 +18,9 @@ _FEWEST = 120
 _CORRELATION = 0.4
 _ERRORS = 8.0
 _OTHERS = 0.75
+# Changes of one cell are not those of the next: where the best lag fits as well this many cells
+# away, it is traffic that beats with the sampling, whose peak lies far beside the true lag.
+_WIDEST = 1.5
 # Changes smaller than this share of the rate are none.
 _FLAT = 0.05
 # A gap between samples of this many usual intervals is a gap, not an interval.
@@ -31,8 +34,7 @@ class Lag:
     Attributes:
         offset_ns: Best estimate.
         half_ns: Half a sampling interval of the slower end, as no counter can tell more, and as
-            far as lags next to the best fit about as well: traffic that beats with the sampling
-            has its peak beside the true lag.
+            far as lags next to the best fit about as well.
         cells: Intervals that both ends were compared in.
         correlation: Of the changes of the two rates, 0 to 1.
     """
@@ -108,6 +110,8 @@ def find_lag(host: Counter, fabric: Counter) -> Lag | None:
         for lag, value in zip(lags, correlation, strict=True)
         if abs(lag - top_lag) <= 2.0 and value >= _OTHERS * top_value
     )
+    if apart > _WIDEST:
+        return None
     return Lag(
         offset_ns=round(centre * step),
         half_ns=round((0.5 + apart) * step),

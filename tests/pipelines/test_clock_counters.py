@@ -97,3 +97,15 @@ def test_disagreement_is_said(lake: Lake) -> None:
     assert len(notes) == 1
     assert notes[0].startswith("clock of node00: ahead by ")
     assert notes[0].endswith(" s by counters")
+
+
+def test_traffic_that_beats_with_its_sampling_tells_no_clock() -> None:
+    # On for half of 1.01 s, forever; read each second, a third of a second apart at the two ends.
+    # What is read swings once in 101 s, and a third of 1.01 s looks like 33 s of that.
+    def read(first: float) -> Counter:
+        times = np.arange(first, 900.0, 1.0)
+        whole, part = np.divmod(times, 1.01)
+        sent = (whole * 0.5 + np.minimum(part / 1.01, 0.5)) * 1.01 * 50e9
+        return Counter((times * 1e9).astype(np.int64), sent.astype(np.int64))
+
+    assert find_lag(read(0.0), read(1 / 3)) is None
