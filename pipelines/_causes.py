@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from xtune.pipelines._spans import Covered, Overlaps, by_node
@@ -27,6 +27,8 @@ from xtune.pipelines.rules import EpisodeRules
 _SENDS = 0.05
 # A port that is congested for this share of the time in which an adapter is marked explains it.
 _COVERS = 0.8
+# A port that never comes this close to what another one sends holds back nobody.
+_ROOM = 0.03
 
 Kind = Literal["onward", "saturated", "sick", "receiver", "alone"]
 
@@ -125,7 +127,7 @@ class Causes:
         for errors in _overlapping(self._sick_at, node, *span):
             if topology.feeds(stretch.link, errors.link):
                 found += self._sick_onward(stretch, errors)
-        return found
+        return _fullest(found)
 
     def _farther(self, stretch: Stretch) -> list[Reason]:
         """What waits, or else is saturated or sick, over the same span two or more hops onward.
@@ -148,7 +150,7 @@ class Causes:
                 at[hops] += [r for r in found if r.fit >= self._rules.alike]
             for hops in sorted(at):
                 if at[hops]:
-                    return at[hops]
+                    return _fullest(at[hops])
         return []
 
     def _of_like_span(
@@ -408,6 +410,18 @@ def choose(
             kept.append(reason)
             passed.remove(reason)
     return kept, passed
+
+
+def _fullest(reasons: list[Reason]) -> list[Reason]:
+    """Saturated ports that have room left agree half as well, where another one has none."""
+    peaks = [r.stretch.peak_utilization or 0.0 for r in reasons if r.kind == "saturated"]
+    full = max(peaks, default=0.0) - _ROOM
+    return [
+        replace(r, fit=r.fit / 2)
+        if r.kind == "saturated" and (r.stretch.peak_utilization or 1.0) < full
+        else r
+        for r in reasons
+    ]
 
 
 def _overlapping(index: dict[str, Overlaps], node: str, start: int, end: int) -> list[Stretch]:

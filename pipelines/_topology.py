@@ -175,7 +175,8 @@ class Topology:
     def distance(self, link: str, onward: str) -> int | None:
         """Hops from a link to one that its traffic may come to; None for never, 1 for the next."""
         hop, far = self._hop(link), self._hop(onward)
-        if self.is_host(hop.next_node):
+        # What has left a node does not come back to it.
+        if self.is_host(hop.next_node) or hop.node in (far.node, far.next_node):
             return None
         if far.node == hop.next_node:
             return 1 if self.feeds(link, onward) else None
