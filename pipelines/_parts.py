@@ -170,7 +170,6 @@ def _compute(
             high=task.high,
         ),
     )
-    session.create("packet_check")
     wrong = session.arrow("FROM packet_check").to_pylist()
     return store.keep(
         step.chunk.key,

@@ -10,15 +10,15 @@ import pyarrow as pa
 from xtune.errors import XtuneError
 from xtune.lake import Lake
 from xtune.pipelines._clock_fabric import shared_sources
-from xtune.pipelines._engine import Session, files_relation, literal
+from xtune.pipelines._engine import Session, files_relation
 from xtune.pipelines._feeds import direct_feed, merged_feed
 from xtune.pipelines._identity import DEFAULT_TICK
 from xtune.pipelines._rates_file import RatesFile
 from xtune.pipelines._samples import (
     CARRY,
     CARRY_OUT,
-    PROBE_ROWS,
     ChunkInput,
+    check_units,
     load_inputs,
     make_samples,
     merge,
@@ -56,6 +56,8 @@ def run_chunk(
 ) -> ChunkResult:
     """Compute one chunk; the rules are variables of ``session`` already.
 
+    ``packet_check`` stays in the session.
+
     Args:
         lake: Where the files belong.
         session: With the rules as variables.
@@ -66,21 +68,14 @@ def run_chunk(
     load_inputs(session, given)
     if any(port.shifts for port in given.facts.values()):
         session.set_variables({"shared_clocks": shared_sources(lake)})
-    session.view("probe", "FROM raw")
+    misread = check_units(session, given)
     if sum(file.rows for file in given.chunk.files) < stream_rows:
         return _by_models(lake, session, given)
-    if _is_direct(given):
-        [file] = given.chunk.files
-        found = links_of(file.path)
+    if _is_direct(given) and not misread:
+        found = links_of(given.chunk.files[0].path)
         if found is not None:
             streamed = _stream_file(lake, session, given, found, keep=keep_rates)
             if streamed is not None:
-                every = max(1, file.rows // PROBE_ROWS)
-                session.view(
-                    "probe",
-                    f"FROM read_parquet({literal(str(file.path))}, file_row_number = true)"
-                    f" WHERE file_row_number % {every} = 0",
-                )
                 return streamed
     if given.deltas:
         return _by_models(lake, session, given)

@@ -140,6 +140,29 @@ def load_facts(session: Session, facts: Mapping[str, PortFacts]) -> None:
     session.load("port_facts", pa.Table.from_pylist(rows, schema=_FACTS))
 
 
+def check_units(session: Session, given: ChunkInput) -> bool:
+    """Make ``packet_check``, of some rows of the chunk's files; whether a source is misread.
+
+    The rows are the same whatever range of links is computed, so that all ranges agree.
+    """
+    chunk = given.chunk
+    paths = [str(file.path) for file in chunk.files]
+    every = max(1, sum(file.rows for file in chunk.files) // PROBE_ROWS)
+    session.view(
+        "probe",
+        f"FROM read_parquet({literal(paths)}, hive_partitioning = false, file_row_number = true)"
+        f" WHERE file_row_number % {every} = 0 AND ts >= {moment(chunk.start_ns)}"
+        f" AND ts < {moment(chunk.end_ns)}",
+    )
+    session.create("packet_check")
+    found = session.rows(
+        "SELECT concat(source, '/', direction) AS name FROM packet_check WHERE misread"
+        " ORDER BY name"
+    )
+    session.set_variables({"misread": [name for (name,) in found]})
+    return bool(found)
+
+
 def merge(session: Session, given: ChunkInput, path: Path) -> None:
     """Write the chunk's samples to ``path``, whatever its files are like; audited."""
     model = session.bind("samples_merged")

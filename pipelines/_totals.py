@@ -50,6 +50,7 @@ def _load_undated(session: Session, lake: Lake, identity: Identity) -> None:
     links = [link for (link,) in session.rows("SELECT DISTINCT link FROM raw ORDER BY link")]
     load_facts(session, {link: identity.port(link) for link in links})
     session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
+    session.set_variables({"misread": []})
     load_carry(session, None)
 
 

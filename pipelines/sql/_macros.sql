@@ -18,6 +18,12 @@ CREATE OR REPLACE MACRO octets(value, name, saturated, unit) AS
         ELSE value::BIGINT * coalesce(unit, 4)
     END;
 
+-- Whether a source's data counters of a direction cannot be in the unit it says.
+CREATE OR REPLACE MACRO misread(source, direction) AS
+    coalesce(
+        list_contains(getvariable('misread')::VARCHAR[], concat(source, '/', direction)), false
+    );
+
 -- What a port can carry of what its rate says. SDR, DDR and QDR name the signalling rate under
 -- 8b/10b, FDR under 64b/66b; EDR and later, and Ethernet, name the data rate (InfiniBand
 -- architecture specification, volume 2).

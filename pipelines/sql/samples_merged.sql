@@ -6,7 +6,8 @@
 -- The counters of one chunk in one unit: links by their one name, rows of one port at one instant
 -- merged (two sources, or two lines of one), a value that one source knows kept where the other
 -- does not. A link whose chunk has two absolute rows or more is read by these; a link with less,
--- by the deltas its source took (`used`). A delta becomes two samples: zero when its interval began
+-- by the deltas its source took (`used`). Data of a source in a unit that it cannot be in (model
+-- packet_check) is unknown. A delta becomes two samples: zero when its interval began
 -- (`restarts`: what came before is no predecessor) and the delta when it ended.
 WITH known AS (
     SELECT
@@ -19,8 +20,14 @@ WITH known AS (
                 OR rx_pause_duration IS NOT NULL OR np_ecn_marked_roce_packets IS NOT NULL
         ) * 1e9 / 8 AS data_rate_bytes_s,
         coalesce(xmit_wait_tick, port_facts.tick, getvariable('tick')) AS tick,
-        octets(port_xmit_data, 'port_xmit_data', saturated, data_unit_bytes) AS tx_bytes,
-        octets(port_rcv_data, 'port_rcv_data', saturated, data_unit_bytes) AS rx_bytes,
+        CASE
+            WHEN port_xmit_data IS NOT NULL AND misread(raw.source, 'sent') THEN -1::BIGINT
+            ELSE octets(port_xmit_data, 'port_xmit_data', saturated, data_unit_bytes)
+        END AS tx_bytes,
+        CASE
+            WHEN port_rcv_data IS NOT NULL AND misread(raw.source, 'received') THEN -1::BIGINT
+            ELSE octets(port_rcv_data, 'port_rcv_data', saturated, data_unit_bytes)
+        END AS rx_bytes,
         counter32(port_xmit_wait, 'port_xmit_wait', saturated) AS wait_ticks,
         counter(port_xmit_discards, 'port_xmit_discards', saturated) AS discards,
         counter(symbol_error, 'symbol_error', saturated) AS symbol_errors,

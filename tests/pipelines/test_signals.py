@@ -65,3 +65,22 @@ def test_the_margin_of_a_link_goes_by_its_one_name(tmp_path: Path) -> None:
     [row] = derived(lake, "signal_margin")
     assert row["link"] == A
     assert row["margin_decades"] == pytest.approx(4.0)
+
+
+def test_data_off_by_four_is_not_used(tmp_path: Path) -> None:
+    """A source that multiplied words of 4096-byte packets already; what waits is still known."""
+    lake = new_lake(tmp_path / "lake")
+    rows = counters(
+        range(3),
+        port_xmit_data=[n * 4096 for n in (0, 10**6, 2 * 10**6)],
+        port_xmit_packets=[0, 10**6, 2 * 10**6],
+        port_rcv_data=[0, 10**6, 2 * 10**6],
+        port_xmit_wait=[0, 0, 0],
+        data_unit_bytes=[4] * 3,
+    )
+    put(lake, "link_counters", rows)
+    [note] = rebuild(lake, threads=1).notes
+    assert "so its data is left unknown" in note
+    for row in derived(lake, "link_rates"):
+        assert (row["tx_gbps"], row["utilization"]) == (None, None)
+        assert (row["rx_gbps"], row["wait_fraction"]) == (0.032, 0.0)
