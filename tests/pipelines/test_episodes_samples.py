@@ -114,3 +114,11 @@ def test_a_sender_that_comes_late_is_marked_while_it_is_there() -> None:
 def test_errors_of_a_long_time_do_not_pass_for_those_of_a_short_one() -> None:
     # One stretch of few errors over 500 s: its samples tell of no bounds near the wait's.
     assert fit(errors(down(0, 0), 0, 500, per_s=0.5), waits(nic(0, 0), 200, 230)) == 0.06
+
+
+def test_no_way_comes_back_to_the_node_that_it_left() -> None:
+    assert TOPOLOGY.distance(up(0, 0), out(0, 1)) == 1
+    assert TOPOLOGY.distance(up(0, 0), down(1, 0)) == 2
+    assert TOPOLOGY.distance(nic(0, 0), down(1, 0)) == 3
+    assert TOPOLOGY.distance(up(0, 0), out(0, 0)) is None
+    assert TOPOLOGY.distance(up(0, 0), down(0, 2)) is None
