@@ -11,9 +11,9 @@ from xtune.lake import DataFile
 
 NS_PER_HOUR = 3_600_000_000_000
 NS_PER_DAY = 24 * NS_PER_HOUR
-# Rows of a day up to which it is one chunk: few enough to sort in memory, many enough that a
-# year of a small fabric is no heap of small files.
-DAY_ROWS = 4_000_000
+# Rows of a day up to which it is one chunk: few enough that one more hour may compute all of it
+# anew, many enough that a year of a small fabric is no heap of small files.
+DAY_ROWS = 250_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +227,9 @@ class State:
             sweep: Delete what nothing names; not while another process reads this state.
         """
         self.folder.mkdir(exist_ok=True)
-        data = {"schema": STATE_SCHEMA, **asdict(self)}
-        del data["folder"]
-        _write(self.folder / "state.json", json.dumps(data).encode())
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
+        text = json.dumps({"schema": STATE_SCHEMA, **data}, default=_plain)
+        _write(self.folder / "state.json", text.encode())
         if not sweep:
             return
         named = {"state.json", *self.hosts.values(), *self.jobs.values()}
@@ -289,6 +289,10 @@ def write_table(folder: Path, kind: str, table: pa.Table) -> str:
 def _chunk_record(base: str, sources: list[str], parts: list[dict[str, Any]]) -> ChunkRecord:
     records = [PartRecord.from_json(part) for part in parts]
     return ChunkRecord(base=base, sources=sources, parts=records)
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _hash(content: bytes) -> str:

@@ -33,8 +33,9 @@ from tests.pipelines.lakes import (
 from xtune.errors import LakeError, NoDataError
 from xtune.lake import InputRecord, Lake, prune
 from xtune.pipelines import EpisodeRules, rebuild
+from xtune.tables import DERIVED_TABLES
 
-DERIVED = ("link_rates", "link_episodes", "episodes", "collective_impact")
+DERIVED = tuple(name.removeprefix("derived/") for name in DERIVED_TABLES)
 STEP_S = 900.0
 # Episodes of hours, since samples are a quarter of an hour apart.
 RULES = EpisodeRules(max_gap_s=2000.0, min_length_s=1000.0)
@@ -148,23 +149,6 @@ def test_a_new_hour_computes_that_hour_alone(tmp_path: Path) -> None:
     done, _ = refresh(lake, RULES, day_rows=1)
     assert done.computed == ["2026-03-02T15"]
     assert done.reused == 5
-
-
-def test_parts_in_threads_give_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    series: Waits = [0.0, 0.6, 0.12, 0.12, 0.0, 0.2] * 20
-    links = [f"0x{number:016x}/1" for number in range(5)]
-    rows = [row for link in links for row in counter_rows(link, series, {50}, [10**9])]
-    whole, parts = new_lake(tmp_path / "whole"), new_lake(tmp_path / "parts")
-    for lake in (whole, parts):
-        put(lake, "link_counters", rows)
-    rebuild(whole, rules=RULES, threads=1)
-    monkeypatch.setattr("xtune.pipelines._rates.PART_ROWS", 1)
-    rebuild(parts, rules=RULES, threads=3)
-    assert len(parts.files("derived/link_rates")) == 6  # three parts on each of two days
-    assert content(parts) == content(whole)
-    assert rebuild(parts, rules=RULES, threads=3).computed == ()
 
 
 @pytest.mark.parametrize("day_rows", [1, 1000])
