@@ -53,8 +53,8 @@ class Fabric:
         used = np.where(sending, 0.55, 0.05) + rng.random(shape) * 0.05
         wait = rng.random(shape) * 0.004
         for link in range(3, links, 16):
-            start = int(rng.integers(0, count - 130))
-            length = int(rng.integers(20, 120))
+            length = int(rng.integers(20, 120)) // min(self._step_s, 10)
+            start = int(rng.integers(0, count - length))
             if (number + link) % 3 == 0:
                 wait[link, start : start + length] = 0.3 + rng.random(length) * 0.4
                 used[link, start : start + length] = 0.95

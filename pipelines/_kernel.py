@@ -217,10 +217,13 @@ def advance(  # type: ignore[no-untyped-def]
         start = p[AT]
         tx_n, rx_n, wait_n = counters[TX][i], counters[RX][i], counters[WAIT][i]
         drop_n, sym_n, err_n = counters[DISCARDS][i], counters[SYMBOLS][i], counters[ERRORS][i]
-        mark_n, cnp_n, again_n = counters[MARKS][i], counters[CNPS][i], counters[RESENT][i]
-        pause_n, tx_pause_n = counters[PAUSE][i], counters[TX_PAUSE][i]
-        err_has, mark_has = counters[ERRORS_PRESENT][i], counters[MARKS_PRESENT][i]
-        again_has = counters[RESENT_PRESENT][i]
+        err_has = counters[ERRORS_PRESENT][i]
+        mark_n = cnp_n = again_n = pause_n = tx_pause_n = np.int64(-2)
+        mark_has = again_has = np.int64(0)
+        if roce:
+            mark_n, cnp_n, again_n = counters[MARKS][i], counters[CNPS][i], counters[RESENT][i]
+            pause_n, tx_pause_n = counters[PAUSE][i], counters[TX_PAUSE][i]
+            mark_has, again_has = counters[MARKS_PRESENT][i], counters[RESENT_PRESENT][i]
         fell_now = True
         if have > 0 and end > start:
             span_s = (end - start) / 1e9
@@ -292,22 +295,26 @@ def advance(  # type: ignore[no-untyped-def]
             error = _rise(err_n, p[ERRORS], port_reset or not same_errors) / span_s
             mark_share = ecn / (rate / 4096)
             wait = _larger(waited_share, paused_share)
-            up = max(
-                _reaches(waited_share, enter[0]), _reaches(paused_share, enter[0]),
-                _reaches(mark_share, enter[1]), _reaches(discard, enter[2]),
-            )  # fmt: skip
-            wait_down, pause_down = (
-                _reaches(waited_share, leave[0]),
-                _reaches(paused_share, leave[0]),
-            )
-            mark_down, discard_down = _reaches(mark_share, leave[1]), _reaches(discard, leave[2])
-            down = max(max(wait_down, pause_down), max(mark_down, discard_down))
-            held_ns = np.int64(np.rint(max(max_gap, 1.5 * span_s) * 1e9))
+            up = wait_down = pause_down = mark_down = discard_down = down = 0
+            # Most intervals are clear by every signal.
+            if not (wait < leave[0, 0] and discard < leave[2, 0]) or mark_share == mark_share:
+                up = max(
+                    _reaches(waited_share, enter[0]), _reaches(paused_share, enter[0]),
+                    _reaches(mark_share, enter[1]), _reaches(discard, enter[2]),
+                )  # fmt: skip
+                wait_down = _reaches(waited_share, leave[0])
+                pause_down = _reaches(paused_share, leave[0])
+                mark_down = _reaches(mark_share, leave[1])
+                discard_down = _reaches(discard, leave[2])
+                down = max(max(wait_down, pause_down), max(mark_down, discard_down))
             level, clear, unbroken = np.int64(-1), np.int64(-1), False
             p_end = known_end
             if wait == wait or mark_share == mark_share or _reaches(discard, enter[2]) > 0:
                 p_level = held_level if p_end > 0 else np.int64(-1)
-                hole = p_end > 0 and start - p_end > held_ns
+                hole = False
+                if p_end > 0 and start > p_end:
+                    held_s = max(max_gap, 1.5 * span_s)
+                    hole = start - p_end > np.int64(np.rint(held_s * 1e9))
                 level = max(up, min(np.int64(0) if hole or p_end == 0 else p_level, down))
                 if hole and p_level >= report:
                     count = _close(open_runs, open_floats, K_WAIT, runs, run_floats, count)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from xtune.pipelines._chunks import Chunk
 from xtune.pipelines._engine import Session, files_relation, literal, moment
@@ -61,6 +62,12 @@ _FACTS = pa.schema(
         ("ethernet", pa.bool_()),
         ("shifts", list_of(_SHIFT)),
     ]
+)
+_PACKETS = (
+    "port_xmit_packets",
+    "unicast_xmit_packets",
+    "port_rcv_packets",
+    "unicast_rcv_packets",
 )
 # Rows that are enough to see a wrong unit.
 PROBE_ROWS = 20_000
@@ -148,11 +155,12 @@ def check_units(session: Session, given: ChunkInput) -> bool:
     chunk = given.chunk
     paths = [str(file.path) for file in chunk.files]
     every = max(1, sum(file.rows for file in chunk.files) // PROBE_ROWS)
+    counted = any(_has_packets(file.path) for file in chunk.files)
     session.view(
         "probe",
         f"FROM read_parquet({literal(paths)}, hive_partitioning = false, file_row_number = true)"
         f" WHERE file_row_number % {every} = 0 AND ts >= {moment(chunk.start_ns)}"
-        f" AND ts < {moment(chunk.end_ns)}",
+        f" AND ts < {moment(chunk.end_ns)} AND {literal(counted)}",
     )
     session.create("packet_check")
     found = session.rows(
@@ -161,6 +169,18 @@ def check_units(session: Session, given: ChunkInput) -> bool:
     )
     session.set_variables({"misread": [name for (name,) in found]})
     return bool(found)
+
+
+def _has_packets(path: Path) -> bool:
+    """Whether a file may have counters of packets: without, nothing can be checked."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    for index in range(metadata.num_columns):
+        if metadata.schema.column(index).path in _PACKETS:
+            found = [(g.column(index).statistics, g.num_rows) for g in groups]
+            if any(s is None or not s.has_null_count or s.null_count < n for s, n in found):
+                return True
+    return False
 
 
 def merge(session: Session, given: ChunkInput, path: Path) -> None:
