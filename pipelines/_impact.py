@@ -14,7 +14,7 @@ from xtune.lake import Lake
 from xtune.pipelines._chunks import NS_PER_DAY, ns_date
 from xtune.pipelines._engine import Session
 from xtune.pipelines._episodes import Episode
-from xtune.pipelines._impact_places import episode_hosts, fabric_hosts
+from xtune.pipelines._impact_places import episode_hosts, episode_waits, fabric_hosts
 from xtune.pipelines._tables import DayInput
 from xtune.tables import list_of
 
@@ -31,6 +31,7 @@ _MODELS = (
     "job_sizes",
     "step_spans",
     "job_hosts",
+    "job_waits",
     "episode_jobs",
     "collective_episodes",
     "clear_collectives",
@@ -42,6 +43,7 @@ _MODELS_PRICED = (
     "collective_expected",
     "collective_tails",
     "collective_impact",
+    "hit_jobs",
     "step_episodes",
     "step_costs",
     "rank_losses",
@@ -100,6 +102,7 @@ def impact_day(
     session.set_variables({"impact_from_ns": given.start_ns, "impact_to_ns": given.end_ns})
     _load_heads(session, near)
     session.load("episode_hosts", episode_hosts(near, given.topology, given.identity))
+    session.load("episode_waits", episode_waits(near, given.topology, given.identity))
     session.load("fabric_hosts", fabric_hosts(given.identity))
     names = sorted(given.identity.hosts.items())
     session.load(

@@ -1,4 +1,7 @@
-"""Where an episode is: the hosts at the ends of its links, and those below the leaves there."""
+"""Where an episode is: the hosts at the ends of its links, and those below the leaves there.
+
+And whom it holds up: the hosts whose own ports are in it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,14 @@ from xtune.pipelines._episodes import Episode
 from xtune.pipelines._identity import Identity, split_link
 from xtune.pipelines._topology import Topology
 
+EPISODE_WAITS = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("host", pa.string()),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+    ]
+)
 EPISODE_HOSTS = pa.schema([("episode_id", pa.string()), ("host", pa.string())])
 
 
@@ -40,6 +51,25 @@ def episode_hosts(episodes: Iterable[Episode], topology: Topology, identity: Ide
         )
     ]
     return pa.Table.from_pylist(rows, schema=EPISODE_HOSTS)
+
+
+def episode_waits(episodes: Iterable[Episode], topology: Topology, identity: Identity) -> pa.Table:
+    """Spans of an episode in which a port that a host sends on was held up, one a port."""
+
+    @cache
+    def sender(link: str) -> str | None:
+        hop = topology.hops.get(link)
+        return identity.host_of_guid.get(hop.node) if hop else identity.host_of_link(link)
+
+    rows = [
+        {"episode_id": episode.id, "host": host, "start_ns": start, "end_ns": end}
+        for episode in episodes
+        for member in episode.members
+        if (host := sender(member.link))
+        and (start := max(member.start_ns, episode.start_ns))
+        < (end := min(member.end_ns, episode.end_ns))
+    ]
+    return pa.Table.from_pylist(rows, schema=EPISODE_WAITS)
 
 
 def fabric_hosts(identity: Identity) -> pa.Table:

@@ -1,10 +1,14 @@
 -- name: collective_episodes
 -- grain: one collective and one episode it overlaps
--- inputs: collective_groups, episode_jobs
+-- inputs: collective_groups, episode_jobs, job_waits
 -- audits: key(collective, episode_id); range(shared_ns, 1, ..)
 --
 -- Cut into minutes, so that only what is near in time is compared; a pair counts in the first
 -- minute that it shares.
+--
+-- One thing that slows a job has one cause, or several that hold up its ports at once: of the
+-- episodes at the time, those count that hold ports of the job at that very moment; if none does,
+-- those that do so at some time; if none does, all that may touch the job.
 WITH pieces AS (
     SELECT
         *,
@@ -17,16 +21,47 @@ spans AS (
         unnest(range(start_ns // 60_000_000_000, (end_ns - 1) // 60_000_000_000 + 1)) AS minute
     FROM episode_jobs
     WHERE end_ns > start_ns
+),
+waits AS (
+    SELECT
+        *,
+        unnest(range(start_ns // 60_000_000_000, (end_ns - 1) // 60_000_000_000 + 1)) AS minute
+    FROM job_waits
+),
+held AS (
+    SELECT DISTINCT pieces.collective, waits.episode_id
+    FROM pieces
+    JOIN waits ON waits.minute = pieces.minute AND waits.job IS NOT DISTINCT FROM pieces.job
+    WHERE pieces.start_ns < waits.end_ns AND pieces.end_ns > waits.start_ns
+),
+pairs AS (
+    SELECT
+        pieces.collective,
+        pieces.job,
+        pieces.start_ns,
+        pieces.end_ns,
+        spans.episode_id,
+        spans.certain,
+        least(pieces.end_ns, spans.end_ns) - greatest(pieces.start_ns, spans.start_ns) AS shared_ns
+    FROM pieces
+    JOIN spans ON spans.minute = pieces.minute AND spans.job IS NOT DISTINCT FROM pieces.job
+    WHERE pieces.start_ns < spans.end_ns
+        AND pieces.end_ns > spans.start_ns
+        AND pieces.minute = greatest(pieces.start_ns, spans.start_ns) // 60_000_000_000
+),
+ranked AS (
+    SELECT
+        pairs.*,
+        CASE
+            WHEN EXISTS (
+                FROM held
+                WHERE held.collective = pairs.collective AND held.episode_id = pairs.episode_id
+            ) THEN 0
+            WHEN certain THEN 1
+            ELSE 2
+        END AS distance
+    FROM pairs
 )
-SELECT
-    pieces.collective,
-    pieces.job,
-    pieces.start_ns,
-    pieces.end_ns,
-    spans.episode_id,
-    least(pieces.end_ns, spans.end_ns) - greatest(pieces.start_ns, spans.start_ns) AS shared_ns
-FROM pieces
-JOIN spans ON spans.minute = pieces.minute AND spans.job IS NOT DISTINCT FROM pieces.job
-WHERE pieces.start_ns < spans.end_ns
-    AND pieces.end_ns > spans.start_ns
-    AND pieces.minute = greatest(pieces.start_ns, spans.start_ns) // 60_000_000_000
+SELECT * EXCLUDE (certain, distance)
+FROM ranked
+QUALIFY distance = min(distance) OVER (PARTITION BY collective)

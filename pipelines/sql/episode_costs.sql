@@ -1,6 +1,6 @@
 -- name: episode_costs
 -- grain: what one episode cost one job on one UTC day
--- inputs: episode_jobs, step_spans, step_episodes, step_costs, collective_episodes, collective_expected, rank_losses, job_sizes
+-- inputs: hit_jobs, step_spans, step_episodes, step_costs, collective_episodes, collective_expected, rank_losses, job_sizes
 -- audits: key(episode_id, job); range(idle_gpu_hours, 0, ..); range(unshared_gpu_hours, 0, ..)
 --
 -- idle_gpu_hours: with steps, their gpu_hours summed; without (or where no step has an expectation
@@ -68,7 +68,7 @@ per_job AS (
         waited.gpu_hours AS straggler_gpu_hours,
         CASE WHEN coalesce(bases.by_steps, false) THEN bases.gpu_hours ELSE total.gpu_hours END
             AS job_gpu_hours
-    FROM episode_jobs AS pairs
+    FROM hit_jobs AS pairs
     LEFT JOIN per_steps
         ON per_steps.episode_id = pairs.episode_id
         AND per_steps.job IS NOT DISTINCT FROM pairs.job

@@ -1,6 +1,6 @@
 -- name: rank_losses
 -- grain: one job and one episode (null: all of them together), by what its ranks waited for
--- inputs: collective_tails, collective_episodes, busy_spans, job_sizes
+-- inputs: collective_tails, collective_episodes, hit_jobs, busy_spans, job_sizes
 -- audits: key(episode_id, job, kind); range(gpu_hours, 0, ..)
 --
 -- kind lost: the tails of collectives, without what compute kernels of the rank overlap. kind
@@ -40,6 +40,9 @@ placed AS (
         touched.episode_id
     FROM collective_tails AS tails
     JOIN collective_episodes AS touched ON touched.collective = tails.collective
+    JOIN hit_jobs
+        ON hit_jobs.episode_id = touched.episode_id
+        AND hit_jobs.job IS NOT DISTINCT FROM touched.job
     LEFT JOIN seen ON seen.job IS NOT DISTINCT FROM tails.job
     LEFT JOIN job_sizes ON job_sizes.job IS NOT DISTINCT FROM tails.job
     LEFT JOIN members

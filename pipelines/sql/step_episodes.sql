@@ -1,10 +1,14 @@
 -- name: step_episodes
 -- grain: one row of a training log and one episode it overlaps
--- inputs: step_spans, episode_jobs
+-- inputs: step_spans, hit_jobs, job_waits
 -- audits: key(id, episode_id); range(hit, 1, ..)
 --
 -- Cut into minutes, so that only what is near in time is compared; a pair counts in the first
 -- minute that it shares. hit: of a row that stands for several steps, those in the episode.
+--
+-- One thing that slows a job has one cause, or several that hold up its ports at once: of the
+-- episodes at the time, those count that hold ports of the job at that very moment; if none does,
+-- those that do so at some time; if none does, all that may touch the job.
 WITH pieces AS (
     SELECT *, unnest(range(first_ns // 60_000_000_000, last_ns // 60_000_000_000 + 1)) AS minute
     FROM (
@@ -14,24 +18,53 @@ WITH pieces AS (
 ),
 spans AS (
     SELECT *, unnest(range((start_ns + 1) // 60_000_000_000, end_ns // 60_000_000_000 + 1)) AS minute
-    FROM episode_jobs
+    FROM hit_jobs
+),
+waits AS (
+    SELECT *, unnest(range((start_ns + 1) // 60_000_000_000, end_ns // 60_000_000_000 + 1)) AS minute
+    FROM job_waits
+),
+held AS (
+    SELECT DISTINCT pieces.id, waits.episode_id
+    FROM pieces
+    JOIN waits ON waits.minute = pieces.minute AND waits.job IS NOT DISTINCT FROM pieces.job
+    WHERE pieces.first_ns <= waits.end_ns AND pieces.last_ns > waits.start_ns
+),
+pairs AS (
+    SELECT
+        pieces.id,
+        pieces.job,
+        pieces.run,
+        pieces.attempt,
+        pieces.end_ns,
+        spans.episode_id,
+        spans.certain,
+        CASE
+            WHEN steps = 1 THEN 1
+            ELSE least(steps, greatest(1, ceil(
+                (least(last_ns, spans.end_ns) - greatest(pieces.start_ns, spans.start_ns))
+                    * steps / (last_ns - pieces.start_ns)
+            )))
+        END::BIGINT AS hit
+    FROM pieces
+    JOIN spans ON spans.minute = pieces.minute AND spans.job IS NOT DISTINCT FROM pieces.job
+    WHERE pieces.first_ns <= spans.end_ns
+        AND pieces.last_ns > spans.start_ns
+        AND pieces.minute = greatest(first_ns, spans.start_ns + 1) // 60_000_000_000
+),
+ranked AS (
+    SELECT
+        pairs.*,
+        CASE
+            WHEN EXISTS (
+                FROM held
+                WHERE held.id = pairs.id AND held.episode_id = pairs.episode_id
+            ) THEN 0
+            WHEN certain THEN 1
+            ELSE 2
+        END AS distance
+    FROM pairs
 )
-SELECT
-    pieces.id,
-    pieces.job,
-    pieces.run,
-    pieces.attempt,
-    pieces.end_ns,
-    spans.episode_id,
-    CASE
-        WHEN steps = 1 THEN 1
-        ELSE least(steps, greatest(1, ceil(
-            (least(last_ns, spans.end_ns) - greatest(pieces.start_ns, spans.start_ns))
-                * steps / (last_ns - pieces.start_ns)
-        )))
-    END::BIGINT AS hit
-FROM pieces
-JOIN spans ON spans.minute = pieces.minute AND spans.job IS NOT DISTINCT FROM pieces.job
-WHERE pieces.first_ns <= spans.end_ns
-    AND pieces.last_ns > spans.start_ns
-    AND pieces.minute = greatest(first_ns, spans.start_ns + 1) // 60_000_000_000
+SELECT * EXCLUDE (certain, distance)
+FROM ranked
+QUALIFY distance = min(distance) OVER (PARTITION BY id)

@@ -58,9 +58,6 @@ def test_clocks_read_beside_slower_switches_are_not_moved(tmp_path: Path) -> Non
     assert list(moved.values()) == [pytest.approx(OFFSET_S, abs=0.5)]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a step is charged to every episode of its time, also of other ports"
-)
 def test_gpu_hours_are_those_of_the_steps_that_an_episode_slowed(tmp_path: Path) -> None:
     """Episodes at one time elsewhere in the fabric do not pay for each other's jobs."""
     planted = generate(4)

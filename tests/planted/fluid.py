@@ -43,6 +43,8 @@ class Steady:
         roots: Port that waits -> the ports it waits for.
         limits: Group -> the ports that limit it; none where only its source does.
         limiting: Ports that limit a flow and have others wait.
+        began: Group that is stuck behind one that is stuck behind it -> the ports that limited
+            the first of them when that began; without them nobody would wait.
     """
 
     rates: dict[str, float]
@@ -51,6 +53,7 @@ class Steady:
     roots: dict[int, frozenset[int]]
     limits: dict[str, frozenset[int]]
     limiting: frozenset[int]
+    began: dict[str, frozenset[int]]
 
 
 def max_min(
@@ -115,6 +118,7 @@ def settle(
     demand = np.array([group.demand for group in groups])
     caps = demand.copy()
     blocked_at: dict[int, tuple[int, int]] = {}
+    began: dict[int, frozenset[int]] = {}
     while True:
         rates, stopped = max_min(counts, caps, capacity - background)
         full = _full_ports(groups, rates, caps, stopped, blocked_at, mild)
@@ -125,11 +129,13 @@ def settle(
                 if rates[other] > rates[slowest] + 1e-6:
                     caps[other] = rates[slowest]
                     blocked_at[int(other)] = (port, slowest)
+                    first = frozenset(stopped[slowest]) or began.get(slowest, frozenset())
+                    began[int(other)] = first or began.get(int(other), frozenset())
                     changed = True
         if not changed:
             break
     load = rates @ counts + background
-    return _told(groups, rates, load, capacity, stopped, full, blocked_at, deaf)
+    return _told(groups, rates, load, capacity, stopped, full, blocked_at, began, deaf)
 
 
 def _limits(
@@ -178,6 +184,7 @@ def _told(
     stopped: list[list[int]],
     full: dict[int, set[int]],
     blocked_at: dict[int, tuple[int, int]],
+    began: dict[int, frozenset[int]],
     deaf: frozenset[int],
 ) -> Steady:
     def roots_of(group: int, seen: frozenset[int]) -> frozenset[int]:
@@ -204,4 +211,5 @@ def _told(
         roots=roots,
         limits={group.name: of_group[i] for i, group in enumerate(groups)},
         limiting=frozenset().union(*roots.values()) if roots else frozenset(),
+        began={groups[i].name: ports for i, ports in began.items() if not of_group[i]},
     )

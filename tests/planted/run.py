@@ -105,7 +105,9 @@ def run(plan: Plan, rng: np.random.Generator) -> History:
             if r.transfers:
                 r.left -= steady.rates[r.job.name] * (until - now)
                 for i in active:
-                    if steady.limits[r.job.name] & plan.plants[i].roots:
+                    name = r.job.name
+                    limits = steady.limits[name] or steady.began.get(name, frozenset())
+                    if limits & plan.plants[i].roots:
                         r.plants[i] = r.plants.get(i, 0.0) + until - now
         if until > now:
             edges.append(until)

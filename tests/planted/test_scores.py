@@ -27,6 +27,7 @@ def test_a_clean_fabric(tmp_path: Path) -> None:
     assert result.bound_error <= 1.0
     assert result.optional <= 0.05
     assert result.unseen == 0.0
+    assert abs(result.gpu_hours_error) <= 0.1
 
 
 def test_with_all_that_goes_wrong(tmp_path: Path) -> None:
@@ -36,3 +37,4 @@ def test_with_all_that_goes_wrong(tmp_path: Path) -> None:
     assert result.root_right >= 0.95
     assert result.bound_error <= 1.0
     assert result.optional <= 0.25
+    assert abs(result.gpu_hours_error) <= 0.1
