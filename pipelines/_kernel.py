@@ -295,7 +295,7 @@ def advance(  # type: ignore[no-untyped-def]
             error = _rise(err_n, p[ERRORS], port_reset or not same_errors) / span_s
             mark_share = ecn / (rate / 4096)
             wait = _larger(waited_share, paused_share)
-            up = wait_down = pause_down = mark_down = discard_down = down = 0
+            up = wait_down = pause_down = mark_down = discard_down = down = np.int64(0)
             # Most intervals are clear by every signal.
             if not (wait < leave[0, 0] and discard < leave[2, 0]) or mark_share == mark_share:
                 up = max(

@@ -242,13 +242,7 @@ class _Part:
 
     def run(self, session: Session, feed: Feed, file: RatesFile | None) -> bool:
         """Take all rows of the part; False where they are not in order."""
-        constants = {
-            name: np.full(BATCH_ROWS, _number(value), np.float64 if name in FLOATS else np.int64)
-            for name, value in feed.constants.items()
-            if name != "restarts"
-        }
-        for array in constants.values():
-            array.setflags(write=False)
+        constants = _filled(feed.constants)
         # Figures of counters that no row has are left as they are.
         figures = np.full((len(kernel.FIGURES), BATCH_ROWS), np.nan)
         roce = any(feed.constants.get(name, 0) is not None for name in _ROCE)
@@ -406,6 +400,20 @@ class _Part:
                 elif field.name != "restarts":
                     index = kernel.AT if field.name == "ts" else kernel.COUNTERS.index(field.name)
                     values[order, index] = column.cast(pa.int64()).fill_null(-2).to_numpy()
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a batch that hold one value; those of one value are one array."""
+    arrays: dict[tuple[type, Any], Any] = {}
+    found = {}
+    for name, value in values.items():
+        if name != "restarts":
+            kind = np.float64 if name in FLOATS else np.int64
+            key = kind, np.nan if value is None and name in FLOATS else _number(value)
+            if key not in arrays:
+                arrays[key] = np.full(BATCH_ROWS, key[1], dtype=kind)
+            found[name] = arrays[key]
+    return found
 
 
 def _thresholds(rules: Mapping[str, Any], side: str) -> Any:
