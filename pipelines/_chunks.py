@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -11,9 +11,11 @@ from xtune.lake import DataFile
 
 NS_PER_HOUR = 3_600_000_000_000
 NS_PER_DAY = 24 * NS_PER_HOUR
-# Rows of a day up to which it is one chunk: few enough that one more hour may compute all of it
-# anew, many enough that a year of a small fabric is no heap of small files.
-DAY_ROWS = 250_000
+# Rows of a day up to which it is one chunk: few enough to sort in memory, many enough that a
+# year of a small fabric is no heap of small files.
+DAY_ROWS = 4_000_000
+# The same for a day that is not over yet: one more hour of it computes all of the day anew.
+OPEN_ROWS = 250_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +37,29 @@ class Chunk:
     files: tuple[DataFile, ...]
 
 
-def plan(files: Sequence[DataFile], day_rows: int = DAY_ROWS) -> list[Chunk]:
-    """Chunks in the order of time; rows without a time are in none."""
+def plan(
+    files: Sequence[DataFile], day_rows: int = DAY_ROWS, recorded: Iterable[str] = ()
+) -> list[Chunk]:
+    """Chunks in the order of time; rows without a time are in none.
+
+    Args:
+        files: Raw files of counters.
+        day_rows: Rows of a day up to which it is one chunk.
+        recorded: Chunks that were computed before; a day of some size that was once cut into
+            hours stays so.
+    """
+    once_cut = {key[:10] for key in recorded if "T" in key}
     by_date: dict[str, list[DataFile]] = defaultdict(list)
     for file in files:
         if file.min_ts_ns is not None:
             by_date[file.date].append(file)
     chunks: list[Chunk] = []
+    last = max(by_date, default="")
     for date, found in sorted(by_date.items()):
         start = day_start_ns(date)
-        if sum(file.rows for file in found) <= day_rows:
+        rows = sum(file.rows for file in found)
+        grows = date == last or date in once_cut
+        if rows <= (min(day_rows, OPEN_ROWS) if grows else day_rows):
             spans = [(date, start, start + NS_PER_DAY)]
         else:
             spans = [
@@ -87,3 +102,8 @@ def key_span_ns(key: str) -> tuple[int, int]:
     date, _, hour = key.partition("T")
     start = day_start_ns(date) + (int(hour) * NS_PER_HOUR if hour else 0)
     return start, start + (NS_PER_HOUR if hour else NS_PER_DAY)
+
+
+def by_time(keys: Iterable[str]) -> list[str]:
+    """Keys of chunks in the order of time: by their ends, a day after its hours."""
+    return sorted(keys, key=lambda key: key_span_ns(key)[::-1])

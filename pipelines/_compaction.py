@@ -82,7 +82,7 @@ def compact(
     """
     open_from_ns = (lake.clock() - GRACE_NS) // NS_PER_HOUR * NS_PER_HOUR
     by_date: dict[str, list[Chunk]] = defaultdict(list)
-    for chunk in plan(lake.files(TABLE), day_rows):
+    for chunk in plan(lake.files(TABLE), day_rows, state.chunks if state else ()):
         by_date[chunk.date].append(chunk)
     tasks = []
     for chunks in by_date.values():

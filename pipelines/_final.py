@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from xtune.pipelines._chunks import NS_PER_DAY, NS_PER_HOUR, key_span_ns, ns_date
+from xtune.pipelines._chunks import NS_PER_DAY, NS_PER_HOUR, by_time, ns_date
 from xtune.pipelines._day_steps import (
     Day,
     DayContext,
@@ -89,7 +89,7 @@ class Finish:
 
     def _sampled(self) -> set[str]:
         """Ports of which there are counters: what the last chunk hands on knows all of them."""
-        keys = sorted(self.state.chunks, key=lambda key: key_span_ns(key)[::-1])
+        keys = by_time(self.state.chunks)
         if not keys:
             return set()
         paths = [self.state.path(part.carry) for part in self.state.chunks[keys[-1]].parts]

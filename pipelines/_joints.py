@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 import pyarrow as pa
 
-from xtune.pipelines._chunks import key_span_ns
+from xtune.pipelines._chunks import by_time
 from xtune.pipelines._engine import Session, files_relation
 from xtune.pipelines._state import JointRecord, State, digest
 
@@ -28,7 +28,7 @@ def join_runs(session: Session, state: State, code: str, report_level: int) -> l
         code: Digest of the source and the rules.
         report_level: Level from which a port that was last known there ends in the unknown.
     """
-    keys = sorted(state.chunks, key=lambda key: key_span_ns(key)[::-1])
+    keys = by_time(state.chunks)
     if not keys:
         state.joints = {}
         return []
@@ -53,7 +53,7 @@ def stretches(session: Session, state: State, names: Iterable[str], where: str) 
 
 def _kept(state: State, code: str, keys: Sequence[str]) -> tuple[list[str], list[str]]:
     """Last chunks of the steps that stay as they are, and the chunks to be joined anew."""
-    steps = sorted(state.joints, key=lambda key: key_span_ns(key)[::-1])
+    steps = by_time(state.joints)
     kept: list[str] = []
     tails: list[str] = []
     place, tail = 0, ""

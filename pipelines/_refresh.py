@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake, Transaction
-from xtune.pipelines._chunks import DAY_ROWS, Chunk, key_span_ns, plan, touches
+from xtune.pipelines._chunks import DAY_ROWS, Chunk, by_time, key_span_ns, plan, touches
 from xtune.pipelines._identity import PortFacts
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._packets import packet_notes
@@ -66,7 +66,8 @@ class Refresher:
         self._inventory = inventory
         self._code = code
         self._work = work
-        self._chunks = {chunk.key: chunk for chunk in plan(lake.files("link_counters"), day_rows)}
+        chunks = plan(lake.files("link_counters"), day_rows, state.chunks)
+        self._chunks = {chunk.key: chunk for chunk in chunks}
         self._live = {self._name(file): file for file in lake.files(TABLE)}
         self._store = Parts(lake.root)
         # What the chunk before handed on: by range, the name of its stored rows.
@@ -131,7 +132,7 @@ class Refresher:
     @property
     def keys(self) -> list[str]:
         """Chunks that there are, or were, in the order of time."""
-        return sorted({*self._chunks, *self._state.chunks}, key=lambda k: key_span_ns(k)[::-1])
+        return by_time({*self._chunks, *self._state.chunks})
 
     def _visit(
         self,

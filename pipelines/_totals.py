@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xtune.lake import Lake
-from xtune.pipelines._chunks import key_span_ns
+from xtune.pipelines._chunks import by_time
 from xtune.pipelines._engine import Session, empty_relation, files_relation
 from xtune.pipelines._identity import DEFAULT_TICK, Identity
 from xtune.pipelines._samples import load_carry, load_facts
@@ -28,7 +28,7 @@ def _prepare(given: DayInput) -> list[str]:
         "undated_readings", f"SELECT {columns} FROM ({samples}\n) WHERE used AND NOT is_delta"
     )
     state = State.load(given.lake.root)
-    keys = sorted(state.chunks, key=key_span_ns)[-1:]
+    keys = by_time(state.chunks)[-1:]
     carried = [state.path(part.carry) for key in keys for part in state.chunks[key].parts]
     session.view(
         "readings",

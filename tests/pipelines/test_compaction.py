@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.pipelines.lakes import A, B, counters, new_lake, put
 from xtune.lake import Lake
@@ -100,3 +101,18 @@ def test_rows_without_a_time_are_left(tmp_path: Path) -> None:
     assert run(lake) == (0, 0)
     [file] = lake.files("link_counters")
     assert (file.date, file.compacted) == ("unknown", False)
+
+
+def test_a_day_that_grows_is_cut_into_hours_and_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtune.pipelines._chunks.OPEN_ROWS", 10)
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "link_counters", counters(range(0, 7200, 300)))  # 24 rows in hours 10 and 11
+    hours = [chunk.key for chunk in plan(lake.files("link_counters"))]
+    assert hours == ["2026-03-02T10", "2026-03-02T11"]
+    put(lake, "link_counters", counters([86400]), source="1" * 12)
+    files = lake.files("link_counters")
+    assert [chunk.key for chunk in plan(files)] == ["2026-03-02", "2026-03-03"]
+    assert [chunk.key for chunk in plan(files, recorded=hours)] == [*hours, "2026-03-03"]
+    assert [chunk.key for chunk in plan(files, 24, hours)] == [*hours, "2026-03-03"]
