@@ -8,6 +8,7 @@ from typing import Any
 from xtune.lake import Lake
 from xtune.pipelines._compaction import Compacted
 from xtune.pipelines._day_steps import DaysDone
+from xtune.pipelines._engine import connect, files_relation
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._refresh import Refreshed
 from xtune.pipelines._state import State
@@ -112,6 +113,7 @@ def summarize(
     undated = sum(f.rows for f in lake.files("link_counters") if f.min_ts_ns is None)
     if undated:
         notes.append(f"{undated} counter rows have no time and are in no rate (--time-from)")
+    notes += _blind(lake)
     members = lake.read("derived/link_episodes", columns=["link"])
     files = {TABLES[name].bare_name: lake.files(name) for name in DERIVED_TABLES}
     rows = {
@@ -130,3 +132,30 @@ def summarize(
         links=len(members["link"].unique()),
         notes=tuple(notes),
     )
+
+
+def _blind(lake: Lake) -> list[str]:
+    """Ports whose congestion nobody knows: no episode of theirs is not the same as none.
+
+    The newest partition is looked at, so that the cost does not grow with the lake.
+    """
+    files = lake.files("derived/link_rates")
+    if not files:
+        return []
+    newest = max(files, key=lambda file: (file.max_ts_ns or 0, str(file.path)))
+    with connect() as session:
+        [(ports, blind, rated)] = session.rows(
+            "SELECT count(*), count(*) FILTER (NOT known), count(*) FILTER (NOT known AND rated)"
+            " FROM (SELECT count(level) > 0 AS known, count(utilization) > 0 AS rated"
+            f" FROM {files_relation([newest.path])} GROUP BY link)"
+        )
+    if not blind:
+        return []
+    unrated = blind - rated
+    reasons = [
+        f"{rated} count none, or it sticks at 32 bits (perfquery -x, ibdiagnet)" * bool(rated),
+        f"of {unrated} no source says the rate (ibnetdiscover, /sys/class/infiniband)"
+        * bool(unrated),
+    ]
+    why = "; ".join(reason for reason in reasons if reason)
+    return [f"waiting is unknown on {blind} of {ports} ports, so they open no episode: {why}"]

@@ -186,3 +186,22 @@ def test_a_lake_without_counters_still_rebuilds(tmp_path: Path) -> None:
     put(lake, "steps", [{"ts": 0, "job": "j", "step": 1, "step_time_s": 1.0}])
     summary = rebuild(lake)
     assert (summary.episodes, summary.computed) == (0, ())
+
+
+def test_a_rebuild_says_where_it_could_see_nothing(tmp_path: Path) -> None:
+    """Without a rate nobody knows what a tick is: no episode there is no clean bill."""
+    seen = port_rows(A, [0.0] * 5)
+    unrated = [
+        row | {"link": "0x00000000000000cc/1", "rate_gbps": None}
+        for row in port_rows(A, [0.9] * 5)
+    ]
+    uncounted = counters(range(5), "0x00000000000000dd/1", port_xmit_data=range(0, 5000, 1000))
+    lake = new_lake(tmp_path / "all")
+    put(lake, "link_counters", seen + unrated + uncounted)
+    [note] = [note for note in rebuild(lake).notes if "waiting is unknown" in note]
+    assert note.startswith("waiting is unknown on 2 of 3 ports, so they open no episode")
+    assert "1 count none" in note
+    assert "of 1 no source says the rate" in note
+    lake = new_lake(tmp_path / "seen")
+    put(lake, "link_counters", seen)
+    assert not [note for note in rebuild(lake).notes if "unknown" in note]
