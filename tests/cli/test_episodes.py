@@ -239,3 +239,18 @@ def test_a_lake_never_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "argv", ["xtune", "episodes"])
     assert main() == 0
     assert "xtune rebuild" in capsys.readouterr().err
+
+
+def test_a_scheduler_belongs_to_dask(run: Run) -> None:
+    """A rebuild that was meant for a cluster does not silently run here."""
+    status, _, said = run("rebuild", "--scheduler", "tcp://head:8786")
+    assert status == 2
+    assert "--engine dask" in said
+
+
+def test_switches_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    """Switches that nobody named all describe themselves by their model."""
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "topology_links", [_cable("0x00000000000000cc/1", "leaf01", C, "node8 mlx5_0")])
+    _, shown, _ = run("episodes", "--ports")
+    assert "leaf01 0x00000000000000aa:1" in shown

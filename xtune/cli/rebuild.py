@@ -74,6 +74,8 @@ def run(
         _show(done, json, "computed; xtune rebuild brings them into the tables")
         return
     name = settings.get("engine", engine).value
+    if scheduler is not None and name != "dask":
+        raise UsageError("--scheduler is of --engine dask", "add --engine dask")
     # One process with all threads is the fastest on one host, unless told otherwise.
     count = settings.get("workers", workers)
     where = Engine(
