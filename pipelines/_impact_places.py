@@ -18,6 +18,7 @@ EPISODE_WAITS = pa.schema(
     [
         ("episode_id", pa.string()),
         ("host", pa.string()),
+        ("receiver", pa.string()),
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
     ]
@@ -54,15 +55,31 @@ def episode_hosts(episodes: Iterable[Episode], topology: Topology, identity: Ide
 
 
 def episode_waits(episodes: Iterable[Episode], topology: Topology, identity: Identity) -> pa.Table:
-    """Spans of an episode in which a port that a host sends on was held up, one a port."""
+    """Spans of an episode in which a port that a host sends on was held up, one a port.
+
+    ``receiver`` is the host that the root leads to, where the port feeds the root at once: what it
+    sends to others does not wait there.
+    """
 
     @cache
     def sender(link: str) -> str | None:
         hop = topology.hops.get(link)
         return identity.host_of_guid.get(hop.node) if hop else identity.host_of_link(link)
 
+    def receiver(link: str, root: str | None) -> str | None:
+        hop, last = topology.hops.get(link), topology.hops.get(root or "")
+        if hop is None or last is None or hop.next_node != last.node:
+            return None
+        return identity.host_of_guid.get(last.next_node)
+
     rows = [
-        {"episode_id": episode.id, "host": host, "start_ns": start, "end_ns": end}
+        {
+            "episode_id": episode.id,
+            "host": host,
+            "receiver": receiver(member.link, episode.root),
+            "start_ns": start,
+            "end_ns": end,
+        }
         for episode in episodes
         for member in episode.members
         if (host := sender(member.link))

@@ -5,12 +5,22 @@
 --
 -- The witness that an episode hit a job: where nothing is dropped, waiting spreads back to the
 -- adapters that send, and where packets are dropped or marked, their senders are told. Spans of
--- many ports are joined into one.
+-- many ports are joined into one. A port that feeds the root at once, where the root leads to a
+-- host (receiver), waits with what it sends to that host: it is no witness for a job that is not
+-- known to be there.
 WITH held AS (
     SELECT waits.episode_id, job_hosts.job, waits.start_ns, waits.end_ns
     FROM episode_waits AS waits
     JOIN job_hosts ON job_hosts.host = waits.host
-    WHERE job_hosts.start_ns < waits.end_ns AND job_hosts.end_ns > waits.start_ns
+    WHERE job_hosts.start_ns < waits.end_ns
+        AND job_hosts.end_ns > waits.start_ns
+        AND (
+            waits.receiver IS NULL
+            OR EXISTS (
+                FROM job_hosts AS far
+                WHERE far.host = waits.receiver AND far.job IS NOT DISTINCT FROM job_hosts.job
+            )
+        )
 ),
 marked AS (
     SELECT

@@ -37,7 +37,8 @@ class Score:
         unseen: Share of true episodes whose root cannot be told.
         bound_error: Median of |found - true| bounds, in sampling intervals of the port.
         split: Found episodes for each true one.
-        gpu_hours_error: Of the sum over episodes, relative.
+        gpu_hours_error: Of the sum over episodes, relative: each carries all of a step it slowed.
+        lost_hours_error: Of the hours lost in all, each step counted once, relative.
         episode_hours_error: Median over episodes that cost anything.
     """
 
@@ -54,6 +55,7 @@ class Score:
     bound_error_p90: float
     gpu_hours_error: float
     gpu_hours: tuple[float, float]
+    lost_hours_error: float
     episode_hours_error: float
     missed: list[TrueStretch] = field(default_factory=list)
     false: list[tuple[str, float, float]] = field(default_factory=list)
@@ -68,7 +70,8 @@ class Score:
             f" split {self.split:.2f}"
             f" bounds {self.bound_error:.2f} p90 {self.bound_error_p90:.2f}"
             f" hours {self.gpu_hours[0]:.2f} true {self.gpu_hours[1]:.2f}"
-            f" ({self.gpu_hours_error:+.3f}), by episode {self.episode_hours_error:.3f}"
+            f" ({self.gpu_hours_error:+.3f}), by episode {self.episode_hours_error:.3f},"
+            f" once {self.lost_hours_error:+.3f}"
         )
 
 
@@ -94,6 +97,8 @@ def score(lake: Lake, truth: Truth) -> Score:
     root_found = 1 - len(wrong) / max(1, len(episodes))
     hours = sum(row["idle_gpu_hours"] or 0.0 for row in episodes)
     total = sum(e.gpu_hours for e in truth.episodes)
+    by = lake.read("derived/impact_by").to_pylist()
+    lost = sum(row["idle_gpu_hours"] or 0.0 for row in by if row["kind"] == "all")
     costs = [
         abs(sum(r["idle_gpu_hours"] or 0.0 for r in by_true[e.number]) / e.gpu_hours - 1)
         for e in right
@@ -114,6 +119,7 @@ def score(lake: Lake, truth: Truth) -> Score:
         bound_error_p90=float(np.quantile(errors, 0.9)) if errors else 0.0,
         gpu_hours_error=(hours - total) / total if total else hours,
         gpu_hours=(hours, total),
+        lost_hours_error=(lost - truth.gpu_hours) / truth.gpu_hours if truth.gpu_hours else lost,
         episode_hours_error=float(np.median(costs)) if costs else 0.0,
         missed=missed,
         false=false,

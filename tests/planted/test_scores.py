@@ -20,7 +20,9 @@ def rebuilt(planted: Planted, folder: Path) -> Score:
 
 
 def test_a_clean_fabric(tmp_path: Path) -> None:
-    result = rebuilt(generate(4), tmp_path)
+    planted = generate(4)
+    assert all(step.plants for step in planted.history.steps if step.lost_s > 0.01)
+    result = rebuilt(planted, tmp_path)
     assert result.recall >= 0.97
     assert result.precision >= 0.97
     assert result.root_right >= 0.95
@@ -28,6 +30,7 @@ def test_a_clean_fabric(tmp_path: Path) -> None:
     assert result.optional <= 0.05
     assert result.unseen == 0.0
     assert abs(result.gpu_hours_error) <= 0.1
+    assert abs(result.lost_hours_error) <= 0.03
 
 
 def test_with_all_that_goes_wrong(tmp_path: Path) -> None:
@@ -38,3 +41,4 @@ def test_with_all_that_goes_wrong(tmp_path: Path) -> None:
     assert result.bound_error <= 1.0
     assert result.optional <= 0.25
     assert abs(result.gpu_hours_error) <= 0.1
+    assert abs(result.lost_hours_error) <= 0.03
