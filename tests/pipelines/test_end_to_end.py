@@ -159,7 +159,7 @@ def test_data_off_by_four_is_told(tmp_path: Path, unit: int, factor: float, word
     packets = [0, 10**6, 2 * 10**6]
     data = [round(n * packet * factor / unit) for n in packets]
     rows = counters(range(3), port_xmit_data=data, port_xmit_packets=packets,
-                    data_unit_bytes=[unit] * 3)  # fmt: skip
+                    port_xmit_wait=[0] * 3, data_unit_bytes=[unit] * 3)  # fmt: skip
     put(lake, "link_counters", rows, source=name)
     [note] = rebuild(lake).notes
     assert "export.json" in note and words in note
@@ -170,7 +170,7 @@ def test_honest_data_is_not_accused(tmp_path: Path) -> None:
     lake = new_lake(tmp_path / "lake")
     packets = [0, 10**6, 2 * 10**6]
     rows = counters(range(3), port_xmit_data=[n * 1041 for n in packets],
-                    port_xmit_packets=packets)  # fmt: skip
+                    port_xmit_packets=packets, port_xmit_wait=[0] * 3)  # fmt: skip
     put(lake, "link_counters", rows)
     assert rebuild(lake).notes == ()
 
