@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from xtune.pipelines._chunks import by_time
 from xtune.pipelines._day_steps import Day, DayContext, DaysDone, DayStep, DayWork, publish_days
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._state import State, digest
@@ -11,8 +12,8 @@ from xtune.pipelines._tables import DayInput, DayTable, Rest
 from xtune.pipelines.rules import EpisodeRules
 
 
-def fabric_digests(inventory: Inventory, rules: EpisodeRules) -> dict[Rest, str]:
-    """Digests of what a table may rest on beside its inputs."""
+def fabric_digests(inventory: Inventory, rules: EpisodeRules, state: State) -> dict[Rest, str]:
+    """Digests of what a table may rest on beside its inputs, as the state is now."""
     identity = inventory.identity
     names = (identity.hosts, identity.guids, identity.nodes, identity.facts, identity.host_of)
     return {
@@ -22,6 +23,9 @@ def fabric_digests(inventory: Inventory, rules: EpisodeRules) -> dict[Rest, str]
         ),
         "topology": digest(inventory.topology),
         "rules": digest(rules.to_json()),
+        "last_samples": digest(
+            [p.carry for key in by_time(state.chunks)[-1:] for p in state.chunks[key].parts]
+        ),
     }
 
 

@@ -83,9 +83,12 @@ class Finish:
             rules=rules,
             sampled=sampled,
         )
+        maker.refresh(names, digest(self._basis(), sorted(sampled)))
+
+    def _basis(self) -> str:
+        """Digest of the code, the rules and the fabric."""
         fabric = self.context.fabric
-        basis = digest(self.code, fabric["identity"], fabric["topology"], sorted(sampled))
-        maker.refresh(names, basis)
+        return digest(self.code, fabric["identity"], fabric["topology"])
 
     def _sampled(self) -> set[str]:
         """Ports of which there are counters: what the last chunk hands on knows all of them."""
@@ -123,7 +126,7 @@ class Finish:
             name="impact",
             outputs=IMPACT_TABLES,
             inputs=IMPACT_INPUTS,
-            rests=digest(self.context.code, *self.context.fabric.values()),
+            rests=self._basis(),
             run=run,
             reach_days=1,
             dates=tuple(impact_dates(lake)),
@@ -151,7 +154,7 @@ class Finish:
             name="episodes",
             outputs=("link_episodes", "episodes"),
             inputs=(),
-            rests=digest(self.context.code, *self.context.fabric.values()),
+            rests=self._basis(),
             run=run,
             dates=tuple(reader.dates()),
             more=more,

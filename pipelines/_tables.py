@@ -12,7 +12,7 @@ from xtune.pipelines._identity import Identity
 from xtune.pipelines._topology import Topology
 from xtune.pipelines.rules import EpisodeRules
 
-Rest = Literal["identity", "topology", "rules"]
+Rest = Literal["identity", "topology", "rules", "last_samples"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,8 @@ class DayTable:
         prepare: Loads the relations that the last model names beside ``inputs``; returns notes
             for the user.
         rests_on: What else decides its rows; leave out what ``prepare`` and the models never use,
-            so that a new host does not make every day anew.
+            so that a new host does not make every day anew. ``last_samples`` is what the last
+            partition of ``link_rates`` hands on; not for a table made before.
         before_rates: Made before ``link_rates``, from raw tables.
     """
 

@@ -59,5 +59,5 @@ TABLE = DayTable(
     inputs=("link_counters",),
     span="lake",
     prepare=_prepare,
-    rests_on=("identity",),
+    rests_on=("identity", "last_samples"),
 )

@@ -141,6 +141,7 @@ def rebuild(
             )
             days += finish.run(show, *span)
             state.save(sweep=False)
+            context = replace(context, fabric=fabric_digests(inventory, work.rules, state))
             late = [table for table in tables if not table.before_rates]
             days += refresh_days(late, context, state, show, *span)
             _sweep(lake, state, refresher.keys if since is None and until is None else [])
@@ -238,7 +239,7 @@ def _look(lake: Lake, session: Session, state: State, work: Work) -> tuple[Inven
         topology=Topology.build(inventory.topology, inventory.identity),
         rules=work.rules,
         code=source_digest(),
-        fabric=fabric_digests(inventory, work.rules),
+        fabric=fabric_digests(inventory, work.rules, state),
         connect=lambda: work.connect(lake.scratch("derived/link_rates")),
     )
     return inventory, context

@@ -87,7 +87,7 @@ CASES = {
 
 
 @given(**CASES)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_arrival_does_not_matter(
     first: Waits, second: Waits, resets: set[int], day_rows: int, data: st.DataObject
 ) -> None:
