@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xtune.errors import UsageError, XtuneError
+from xtune.errors import LakeError, UsageError, XtuneError
 from xtune.lake import REJECTED, Lake
 from xtune.pipelines._engine import Session, connect, empty_relation, files_relation, literal
 from xtune.tables import TABLES
@@ -53,6 +53,7 @@ def answer(
 
     Raises:
         UsageError: It is not one SELECT.
+        LakeError: Files of a table that it names are gone.
         XtuneError: DuckDB's message: unknown column with candidates, syntax, and so on.
     """
     import duckdb
@@ -62,8 +63,8 @@ def answer(
         connect(threads=threads, memory=memory, scratch=Path(scratch)) as session,
     ):
         statement = _statement(session, sql)
-        _name_tables(session, lake)
         try:
+            _name_tables(session, lake, session.connection.get_table_names(statement.query))
             schema, batches = session.batches(statement.query, BATCH_ROWS)
         except duckdb.Error as error:
             raise XtuneError(_one_line(error)) from error
@@ -79,13 +80,25 @@ def query(
         return pa.concat_tables(found.batches)
 
 
-def _name_tables(session: Session, lake: Lake) -> None:
-    """A view of each table's live files; then nothing else can be opened."""
+def _name_tables(session: Session, lake: Lake, asked: Collection[str]) -> None:
+    """A view of each table's live files; then nothing else can be opened.
+
+    Raises:
+        LakeError: Files of a table that is ``asked`` for are gone.
+    """
     paths = []
     for table in (*TABLES.values(), REJECTED):
         files = lake.files(table.name)
-        paths += [str(file.path) for file in files]
-        relation = files_relation(file.path for file in files) if files else empty_relation(table)
+        gone = [file for file in files if not file.path.exists()]
+        if gone and table.bare_name in asked:
+            raise LakeError(
+                f"{table.bare_name}: {len(gone)} of {len(files)} files are missing,"
+                f" such as {gone[0].path}",
+                "run xtune rebuild" if table.derived else "restore them from a backup",
+            )
+        whole = files and not gone
+        paths += [str(file.path) for file in files] if whole else []
+        relation = files_relation(file.path for file in files) if whole else empty_relation(table)
         session.execute(f'CREATE VIEW "{table.bare_name}" AS FROM {relation}')
     session.execute("SET python_enable_replacements = false")
     session.execute(f"SET allowed_paths = {literal(paths)}")

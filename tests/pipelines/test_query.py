@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.pipelines.lakes import A, B, new_lake, port_rows, put
 from xtune.collectors import Context
-from xtune.errors import UsageError, XtuneError
+from xtune.errors import LakeError, UsageError, XtuneError
 from xtune.ingest import collect
 from xtune.lake import Lake
 from xtune.pipelines import list_episodes, query, rebuild
@@ -30,6 +31,17 @@ def test_every_table_by_its_bare_name(lake: Lake) -> None:
     for table in TABLES.values():
         found = query(lake, f"SELECT * FROM {table.bare_name} LIMIT 3")
         assert found.column_names == table.schema.names
+
+
+def test_files_that_are_gone_are_missed_by_who_asks_for_them(tmp_path: Path) -> None:
+    made = new_lake(tmp_path / "lake")
+    put(made, "link_counters", port_rows(A, [0, 0.6, 0.6, 0.6, 0]))
+    rebuild(made)
+    shutil.rmtree(made.root / "derived")
+    counted = "SELECT count(*) AS n FROM link_counters"
+    assert query(made, counted).to_pylist() == [{"n": 6}]
+    with pytest.raises(LakeError, match=r"link_rates: 1 of 1 files are missing.*xtune rebuild"):
+        query(made, f"SELECT a.n FROM ({counted}) AS a, link_rates")
 
 
 def test_what_was_rejected(tmp_path: Path) -> None:
