@@ -89,7 +89,7 @@ EPISODE_COSTS = Table(
         Column("ts", TS, "", "start of the day", False),
         Column("episode_id", STR, "", "the episode", False),
         Column("job", STR, "", "job"),
-        Column("certain", BOOL, "", "ports of the job's own hosts were held up; else not ruled out"),
+        Column("certain", BOOL, "", "ports of the job's own hosts were held up; else: may be"),
         Column("ranks", I64, "ranks", "largest communicator of the job, or ranks seen if more"),
         Column("steps_affected", I64, "steps", "training steps it overlaps; null without a log"),
         Column("skipped", I64, "steps", "of them, steps whose update was skipped"),
