@@ -20,6 +20,7 @@ from xtune.pipelines._days import fabric_digests, refresh_days, stale_days
 from xtune.pipelines._engine import Session
 from xtune.pipelines._final import Finish
 from xtune.pipelines._inventory import Inventory
+from xtune.pipelines._missing import forget_missing
 from xtune.pipelines._parts import Parts
 from xtune.pipelines._refresh import Refresher
 from xtune.pipelines._source import code_digest, source_digest
@@ -112,6 +113,7 @@ def rebuild(
     first = Work(rules=rules or EpisodeRules(), memory=memory, threads=threads)
     span = _ns(since, 0), _ns(until, _EVER_NS)
     with lake.exclusive("rebuild"), (engine or Engine()).open(first) as work:
+        forget_missing(lake)
         state = State.load(lake.root)
         with work.connect(lake.scratch("derived/link_rates")) as session:
             report(0, "compaction")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -157,6 +158,18 @@ def test_pruned_telemetry_keeps_its_cost(tmp_path: Path) -> None:
     for name in ("episodes", "link_episodes", "episode_costs", "impact_by", "collective_impact"):
         assert set(before[name]) <= set(after[name]), name
     assert len(after["episodes"]) == 2
+
+
+@pytest.mark.parametrize("gone", ["derived", "derived/link_rates", "derived/episodes"])
+def test_derived_files_that_are_gone_are_made_again(tmp_path: Path, gone: str) -> None:
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "link_counters", counter_rows(A, [0.0, 0.6, 0.6, 0.0] * 4, set(), [10**9]))
+    rebuild(lake, rules=RULES, threads=1)
+    expected = content(lake)
+    assert expected["episodes"]
+    shutil.rmtree(lake.root / gone)
+    rebuild(lake, rules=RULES, threads=1)
+    assert content(lake) == expected
 
 
 def test_only_dates_that_changed_are_written(tmp_path: Path) -> None:
