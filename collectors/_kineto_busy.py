@@ -18,6 +18,9 @@ from xtune.collectors._base import Context, Rows, rows_of
 
 #: Between two kernels of one stream lie some microseconds of launching: the device is not free.
 BRIDGED_US = 10.0
+#: What is later than Arrow's last nanosecond, or lasts for a day, is no kernel's time.
+_LAST_NS = 2**63 - 1
+_FAR_US, _LONG_US = _LAST_NS / 1000, 86_400e6
 _HELD = 1 << 16
 _BATCH = 1 << 16
 
@@ -50,8 +53,9 @@ class BusySpans:
 
     def watched(self, start: float, length: float | None) -> None:
         """The trace recorded some other kernel then: the device was watched."""
-        self._first = min(self._first, start)
-        self._last = max(self._last, start + (length or 0.0))
+        if 0 < start < _FAR_US and 0 <= (length or 0.0) < _LONG_US:
+            self._first = min(self._first, start)
+            self._last = max(self._last, start + (length or 0.0))
 
     def rows(
         self,
@@ -76,8 +80,13 @@ class BusySpans:
         origin_ns = ns(origin)
         if origin_ns is None:
             return
-        spans = np.stack([starts, ends])
-        whole = [[min(self._first, starts[0])], [max(self._last, ends[-1])]]
+        room = (_LAST_NS - origin_ns) / 1000 - _LONG_US
+        if room <= _LONG_US:
+            return
+        spans = np.stack([starts, ends])[:, ends - origin < room]
+        first = max(min(self._first, origin), origin - origin_ns / 1000)
+        last = max(self._last, spans[1, -1]) if self._last - origin < room else spans[1, -1]
+        whole = [[first], [last]]
         for kind, (low, high) in (("traced", np.array(whole)), ("compute", spans)):
             for at in range(0, low.size, _BATCH):
                 part = slice(at, at + _BATCH)
@@ -95,7 +104,7 @@ class BusySpans:
     def _merge(self) -> None:
         """Replace the spans held by their union, in order."""
         new, lengths = np.frombuffer(self._new[0]), np.frombuffer(self._new[1])
-        good = (new > 0) & (lengths > 0) & np.isfinite(new + lengths)
+        good = (new > 0) & (new < _FAR_US) & (lengths > 0) & (lengths < _LONG_US)
         starts = np.r_[np.frombuffer(self._starts), new[good]]
         ends = np.r_[np.frombuffer(self._ends), (new + lengths)[good]]
         self._new = array("d"), array("d")

@@ -17,7 +17,9 @@ EXPECTED = {
         kind="chakra", how="zgrep -c record_param_comms is 0"
     ),
     "hta_benchmark_simple_add_trace.json.gz": Expected(
-        kind="kineto", how="zgrep -ci -e nccl -e record_param_comms is 0"
+        kind="kineto",
+        rows={"gpu_busy": 4},
+        how="zgrep -ci -e nccl -e record_param_comms is 0; 3 spans of 4 kernels, and the whole",
     ),
     "mlcommons_1.0.2-chakra.0.0.4.tgz/1.0.2-chakra.0.0.4.json": Expected(
         kind="chakra",

@@ -103,11 +103,11 @@ def check_late(
 
 
 def job_rows(begins_s: float) -> list[dict[str, Any]]:
-    """All-reduces of two ranks, 100 s apart; those of the first hours take longer."""
+    """All-reduces of two ranks, 100 s apart; those from 1000 s on take longer."""
     return [
         {
             "start_ts": at(begins_s + 100 * seq),
-            "duration_ns": (2 if seq < 10 else 1) * 10**9 + rank,
+            "duration_ns": (1 if seq < 10 else 2) * 10**9 + rank,
             "job": "llm",
             "rank": rank,
             "comm_rank": rank,

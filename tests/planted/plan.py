@@ -350,6 +350,10 @@ def held(steady: Steady, roots: frozenset[int]) -> bool:
     )
 
 
+#: Episodes in a row for which no place is found, after which the next ones begin later.
+_CROWDED = 4
+
+
 def draw_plan(
     fabric: Fabric, rng: np.random.Generator, length_s: float, *, kind: str = "ib"
 ) -> Plan:
@@ -368,7 +372,7 @@ def draw_plan(
         if not plan.settled([], [group, *(job.group for job in plan.jobs)]).roots:
             plan.busy.append((group, start, start + float(rng.uniform(60.0, 200.0))))
     causes = CAUSES if kind != "lossy" else ("incast", "uplink_collision", "overload")
-    number, now = 0, 30.0
+    number, now, failed = 0, 30.0, 0
     while True:
         cause = causes[number % len(causes)]
         length = float(np.exp(rng.uniform(np.log(6.0), np.log(90.0))))
@@ -387,5 +391,9 @@ def draw_plan(
             if fits(plan, plant):
                 plan.plants.append(plant)
                 now = max(now, plant.end_s)
+                failed = 0
                 break
+        else:
+            failed += 1
+            now += 10.0 if failed > _CROWDED else 0.0
         number += 1

