@@ -96,7 +96,7 @@ def test_arrival_does_not_matter(
 
 @pytest.mark.slow
 @given(**CASES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_arrival_does_not_matter_at_length(
     first: Waits, second: Waits, resets: set[int], day_rows: int, data: st.DataObject
 ) -> None:

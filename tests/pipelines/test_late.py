@@ -44,7 +44,7 @@ def test_late_rows_other_rules_and_spans_do_not_matter(
 
 @pytest.mark.slow
 @given(**CASES, order=st.permutations(range(4)))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_late_rows_other_rules_and_spans_do_not_matter_at_length(
     first: Waits,
     second: Waits,
