@@ -35,9 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 # Kinds in which the adapters that send are watched: these tell whom an episode holds up.
 PRICED = ("two tiers", "mess", "three tiers", "hosts only", "roce", "lossy")
-# Of these, kinds whose steps are seldom slowed by two episodes at once: each carries the whole of
-# such a step, so their sum says more than was lost.
-SUMMED = ("two tiers", "mess", "three tiers", "hosts only", "roce")
+# Of these, kinds in which the sum over episodes is near what was lost: each episode carries the
+# whole of a step that two of them slowed, so where many overlap the sum says more.
+SUMMED = ("two tiers", "mess", "three tiers")
 
 
 def pooled(scores: list[Score], name: str) -> float:
