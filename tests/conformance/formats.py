@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.pages import ROOT, Listed
 from xtune.collectors import all_collectors
 
-README = Path(__file__).parents[2] / "README.md"
-BEGIN, END = "<!-- formats: xtune collect --list -->\n", "<!-- end of formats -->"
+LISTED = Listed(
+    page=ROOT / "README.md",
+    begin="<!-- formats: xtune collect --list -->\n",
+    end="<!-- end of formats -->",
+)
 
 
 def table() -> str:
@@ -26,18 +28,5 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def split(text: str) -> tuple[str, str, str]:
-    """README before the table, the table, and after it."""
-    before, rest = text.split(BEGIN)
-    inside, after = rest.split(END)
-    return before, inside, after
-
-
-def main() -> None:
-    """Write the table into the README."""
-    before, _, after = split(README.read_text())
-    README.write_text(before + BEGIN + table() + END + after)
-
-
 if __name__ == "__main__":
-    main()
+    LISTED.write(table())

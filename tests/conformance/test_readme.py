@@ -10,7 +10,7 @@ from xtune.collectors._mapping import unknown_columns
 
 
 def test_the_table_is_what_the_collectors_say() -> None:
-    _, inside, _ = formats.split(formats.README.read_text())
+    _, inside, _ = formats.LISTED.split(formats.LISTED.page.read_text())
     assert inside == formats.table(), "python -m tests.conformance.formats writes it anew"
 
 

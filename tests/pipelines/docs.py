@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.pages import ROOT, Listed
 from xtune.tables import TABLES
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
-BEGIN, END = "<!-- tables: xtune/tables.py -->\n", "<!-- end of tables -->"
+LISTED = Listed(
+    page=ROOT / "docs" / "pipelines.md",
+    begin="<!-- tables: xtune/tables.py -->\n",
+    end="<!-- end of tables -->",
+)
 
 
 def table() -> str:
@@ -20,18 +22,5 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def split(text: str) -> tuple[str, str, str]:
-    """The page before the list, the list, and after it."""
-    before, rest = text.split(BEGIN)
-    inside, after = rest.split(END)
-    return before, inside, after
-
-
-def main() -> None:
-    """Write the list into the page."""
-    before, _, after = split(PAGE.read_text())
-    PAGE.write_text(before + BEGIN + table() + END + after)
-
-
 if __name__ == "__main__":
-    main()
+    LISTED.write(table())

@@ -11,12 +11,12 @@ from xtune.tables import TABLES
 
 
 def test_the_list_of_tables_is_that_of_the_contracts() -> None:
-    _, inside, _ = docs.split(docs.PAGE.read_text())
+    _, inside, _ = docs.LISTED.split(docs.LISTED.page.read_text())
     assert inside == docs.table(), "python -m tests.pipelines.docs writes it anew"
 
 
 def test_thresholds_are_the_rules() -> None:
-    rules, page = EpisodeRules(), docs.PAGE.read_text()
+    rules, page = EpisodeRules(), docs.LISTED.page.read_text()
     rows = re.findall(r"^\| .*(?:share|packets/s).* \| ([\d., ]+) \| ([\d., ]+) \|$", page, re.M)
     found = [tuple(tuple(map(_number, cell.split(", "))) for cell in row) for row in rows]
     assert found == [
@@ -34,12 +34,14 @@ def _number(text: str) -> float:
 
 def test_every_cause_of_the_contract_is_told() -> None:
     [column] = [c for c in TABLES["derived/episodes"].columns if c.name == "cause"]
-    told = re.findall(r"^\| `(\w+)` \| ", docs.PAGE.read_text().split("told apart")[1], re.M)
+    told = re.findall(
+        r"^\| `(\w+)` \| ", docs.LISTED.page.read_text().split("told apart")[1], re.M
+    )
     assert sorted(told) == sorted(column.meaning.split(", "))
 
 
 def test_evidence_named_in_the_docs_is_shown_in_a_line() -> None:
-    causes = docs.PAGE.read_text().split("told apart")[1].split("## ")[0]
+    causes = docs.LISTED.page.read_text().split("told apart")[1].split("## ")[0]
     named = {name for row in causes.splitlines() if row.startswith("| `")
              for name in re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])}  # fmt: skip
     shown = set(_PHRASES) | {"errors_counted_by", "siblings"}  # in another key's phrase
