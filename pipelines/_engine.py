@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import duckdb
 
 Result = TypeVar("Result")
+# Names of schemas, of whatever database.
+_NUMBERS = count(1)
 
 _DUCK_TYPES = {
     pa.string(): "VARCHAR",
@@ -40,12 +44,15 @@ class Session:
         threads: Threads that DuckDB uses.
         bound: Models that have been held against their contract.
         variables: Values of ``getvariable('name')``.
+        schema: Where its relations are; macros are in ``main``.
     """
 
     connection: duckdb.DuckDBPyConnection
     threads: int = 1
     bound: set[str] = field(default_factory=set)
     variables: dict[str, Any] = field(default_factory=dict)
+    schema: str = "main"
+    _drops: bool = False
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __enter__(self) -> Session:
@@ -53,6 +60,8 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown()
+        if self._drops:
+            self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE")
         self.connection.close()
 
     def execute(self, sql: str) -> None:
@@ -83,13 +92,33 @@ class Session:
     def set_variables(self, values: Mapping[str, Any]) -> None:
         """Give models their parameters: ``getvariable('name')``."""
         self.variables |= values
-        for name, value in values.items():
-            self.execute(f"SET VARIABLE {name} = {literal(value)}")
+        self.execute(";".join(f"SET VARIABLE {k} = {literal(v)}" for k, v in values.items()))
 
     def beside(self) -> Session:
         """Another session over the same relations, for another Python thread."""
-        other = Session(connection=self.connection.cursor(), bound=self.bound)
+        other = Session(connection=self.connection.cursor(), bound=self.bound, schema=self.schema)
+        other.execute(f"SET search_path = '{self.schema},main'")
         other.set_variables(self.variables)
+        return other
+
+    def apart(self, variables: Mapping[str, Any]) -> Session:
+        """A session of the same database without a relation; cheaper than a database by far.
+
+        Args:
+            variables: All its values of ``getvariable('name')``.
+        """
+        other = Session(
+            connection=self.connection.cursor(),
+            threads=self.threads,
+            bound=self.bound,
+            schema=f"apart_{next(_NUMBERS)}",
+            _drops=True,
+        )
+        other.execute(
+            f"CREATE SCHEMA {other.schema}; SET search_path = '{other.schema},main';"
+            " SET enable_progress_bar = false"
+        )
+        other.set_variables(variables)
         return other
 
     def view(self, name: str, query: str) -> None:
@@ -112,27 +141,35 @@ class Session:
         Raises:
             XtuneError: It does not bind, or its columns are not the contract's.
         """
-        import duckdb
-
         model = load_model(name)
-        if name in self.bound:
-            return model
-        try:
-            found = [(row[0], row[1]) for row in self.rows(f"DESCRIBE {model.sql}")]
-        except duckdb.Error as error:
-            raise XtuneError(f"model {name} does not bind: {error}") from error
+        with _binding(name):
+            self._hold(model, model.sql)
+        return model
+
+    def _hold(self, model: Model, rows: str) -> None:
+        """Hold the columns of a model's rows against the table contract, once."""
+        if model.name in self.bound:
+            return
+        found = [(row[0], row[1]) for row in self.rows(f"DESCRIBE {rows}")]
         if model.table is not None:
             wanted = [(f.name, duck_type(f.type)) for f in model.table.schema]
             if found != wanted:
                 wrong = sorted(set(found) ^ set(wanted)) or "the order of columns"
-                raise XtuneError(f"model {name} does not give the columns of its table: {wrong}")
-        self.bound.add(name)
-        return model
+                raise XtuneError(
+                    f"model {model.name} does not give the columns of its table: {wrong}"
+                )
+        self.bound.add(model.name)
 
     def create(self, name: str) -> None:
-        """Run a model; its rows are kept under its name, and audited."""
-        model = self.bind(name)
-        self.table(name, model.sql)
+        """Run a model; its rows are kept under its name, and audited.
+
+        Raises:
+            XtuneError: As :meth:`bind` and :meth:`audit`.
+        """
+        model = load_model(name)
+        with _binding(name):
+            self.table(name, model.sql)
+        self._hold(model, name)
         self.audit(model, name)
 
     def copy(self, query: str, path: Path, metadata: Mapping[str, str]) -> int:
@@ -141,8 +178,8 @@ class Session:
             f"COPY ({query}) TO {literal(str(path))} (FORMAT parquet, COMPRESSION zstd,"
             f" KV_METADATA {literal(dict(metadata))})"
         )
-        [(count,)] = self._run(lambda: self.connection.execute(sql).fetchall())
-        return int(count)
+        [(rows,)] = self._run(lambda: self.connection.execute(sql).fetchall())
+        return int(rows)
 
     def _run(self, statement: Callable[[], Result]) -> Result:
         """Run a statement so that Ctrl-C ends it at once.
@@ -169,13 +206,13 @@ class Session:
         if single:
             counts = ", ".join(f"count(*) FILTER (WHERE {_breaks(check)})" for check in single)
             [found] = self.rows(f"SELECT {counts} FROM {relation}")
-            suspects += [check for check, count in zip(single, found, strict=True) if count]
+            suspects += [check for check, n in zip(single, found, strict=True) if n]
         for check in suspects:
             query = _breaking(check, relation)
-            [(count, example)] = self.rows(f"SELECT count(*), any_value(broken) FROM ({query})")
-            if count:
+            [(rows, example)] = self.rows(f"SELECT count(*), any_value(broken) FROM ({query})")
+            if rows:
                 raise XtuneError(
-                    f"model {model.name}: {count} rows break {check}, such as {example}",
+                    f"model {model.name}: {rows} rows break {check}, such as {example}",
                     "a fault in the pipeline, or a table edited by hand: run rebuild again",
                 )
 
@@ -261,6 +298,17 @@ def duck_type(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"MAP({duck_type(kind.key_type)}, {duck_type(kind.item_type)})"
     return _DUCK_TYPES[kind]
+
+
+@contextmanager
+def _binding(name: str) -> Iterator[None]:
+    """Say which model it is that does not bind."""
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as error:
+        raise XtuneError(f"model {name} does not bind: {error}") from error
 
 
 _OF_ONE_ROW = ("not_null", "range")

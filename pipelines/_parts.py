@@ -104,12 +104,17 @@ def part_digest(base: str, low: str | None, high: str | None, carry: str) -> str
     return digest(base, low, high, carry)
 
 
-def run_range(task: RangeTask, report: Callable[[str], None] = lambda key: None) -> list[PartDone]:
+def run_range(
+    task: RangeTask,
+    report: Callable[[str], None] = lambda key: None,
+    here: Session | None = None,
+) -> list[PartDone]:
     """Do the steps of a range; what is there already, here or as a part, is not done again.
 
     Args:
         task: What to do.
         report: Told the chunk that is begun.
+        here: A session of this process, of whose database use is made; None opens one.
 
     Raises:
         XtuneError: This process has another version of the pipelines than who asks.
@@ -131,7 +136,7 @@ def run_range(task: RangeTask, report: Callable[[str], None] = lambda key: None)
                 if part is None:
                     report(step.chunk.key)
                     if session is None:
-                        session = stack.enter_context(_session(lake, task))
+                        session = stack.enter_context(_session(lake, task, here))
                     before = pq.read_table(folder / carry) if carry else None
                     part = _compute(lake, store, session, task, step, inputs, before)
                 found = part
@@ -141,7 +146,9 @@ def run_range(task: RangeTask, report: Callable[[str], None] = lambda key: None)
     return done
 
 
-def _session(lake: Lake, task: RangeTask) -> Session:
+def _session(lake: Lake, task: RangeTask, here: Session | None) -> Session:
+    if here is not None:
+        return here.apart(task.rules.to_json())
     scratch = lake.scratch("derived/link_rates")
     session = connect(threads=task.threads, memory=task.memory, scratch=scratch)
     session.set_variables(task.rules.to_json())

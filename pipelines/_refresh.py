@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from xtune.lake import DataFile, Lake, Transaction
 from xtune.pipelines._chunks import DAY_ROWS, Chunk, by_time, key_span_ns, plan, touches
+from xtune.pipelines._engine import Session
 from xtune.pipelines._identity import PortFacts
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._packets import packet_notes
@@ -59,6 +60,7 @@ class Refresher:
         inventory: Inventory,
         code: str,
         work: Work,
+        session: Session,
         day_rows: int = DAY_ROWS,
     ) -> None:
         self._lake = lake
@@ -66,6 +68,7 @@ class Refresher:
         self._inventory = inventory
         self._code = code
         self._work = work
+        self._session = session
         chunks = plan(lake.files("link_counters"), day_rows, state.chunks)
         self._chunks = {chunk.key: chunk for chunk in chunks}
         self._live = {self._name(file): file for file in lake.files(TABLE)}
@@ -189,7 +192,7 @@ class Refresher:
     def _run(self, tasks: list[RangeTask], report: Callable[[str], None]) -> list[list[PartDone]]:
         executor = self._work.executor
         if executor is None:
-            return [run_range(task, report) for task in tasks]
+            return [run_range(task, report, self._session) for task in tasks]
         futures = [executor.submit(run_range, task) for task in tasks]
         try:
             return [future.result() for future in futures]

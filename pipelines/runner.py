@@ -132,7 +132,7 @@ def rebuild(
             days = refresh_days(early, context, state, lambda text: report(0, text), *span)
             inventory.clocks = Clocks.read(lake)
             code = code_digest(work.rules)
-            refresher = Refresher(lake, state, inventory, code, work, day_rows)
+            refresher = Refresher(lake, state, inventory, code, work, session, day_rows)
             refreshed = refresher.run(*span, report)
 
             def show(text: str) -> None:
@@ -192,7 +192,8 @@ def rebuild_shard(
         state = State.load(lake.root)
         inventory, _ = _look(lake, session, state, work)
         inventory.clocks = Clocks.read(lake)
-        refresher = Refresher(lake, state, inventory, code_digest(work.rules), work, day_rows)
+        code = code_digest(work.rules)
+        refresher = Refresher(lake, state, inventory, code, work, session, day_rows)
         return ShardSummary(partitions=tuple(refresher.run(*span, report).computed))
 
 
@@ -219,7 +220,8 @@ def plan_rebuild(
         state = State.load(lake.root)
         inventory, context = _look(lake, session, state, work)
         inventory.clocks = Clocks.read(lake)
-        refresher = Refresher(lake, state, inventory, code_digest(work.rules), work, day_rows)
+        code = code_digest(work.rules)
+        refresher = Refresher(lake, state, inventory, code, work, session, day_rows)
         return ShardSummary(
             partitions=tuple(refresher.stale(*span)),
             days=tuple(stale_days(day_tables(), context, state, *span)),
@@ -242,7 +244,7 @@ def _look(lake: Lake, session: Session, state: State, work: Work) -> tuple[Inven
         rules=work.rules,
         code=source_digest(),
         fabric=fabric_digests(inventory, work.rules, state),
-        connect=lambda: work.connect(lake.scratch("derived/link_rates")),
+        connect=lambda: session.apart(work.rules.to_json()),
     )
     return inventory, context
 

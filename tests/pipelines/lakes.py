@@ -120,7 +120,7 @@ def refresh(
         compact(lake, session, day_rows)
         inventory = Inventory(lake, session, state)
         work = Work(rules=rules, threads=1)
-        refresher = Refresher(lake, state, inventory, code_digest(rules), work, day_rows)
+        refresher = Refresher(lake, state, inventory, code_digest(rules), work, session, day_rows)
         done = refresher.run(0, 2**63 - 1, lambda done, text: None)
         state.save()
     return done, state
