@@ -3,7 +3,9 @@
 What it assumes: a block is what follows its header line; the 32-bit and the 64-bit block of one
 port are one sample, where the 64-bit values count. Blocks name a LID, not a GUID: the link is by
 GUID only where a line before the block says the node's (``smpquery nodeinfo``, ``NodeGuid``).
-When it lies: a LID can move to another node between two files, so such links are of one file.
+When it lies: a LID can move to another node between two files, so such links are of one file. A
+file that lost the end of its last number reads like one whose last line end was stripped, as
+Ansible and ``$(...)`` do, and the latter is taken for true.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ class Seed:
         claimed: Whether content alone tells the collector.
         named_late: What names a row (a GUID) stands after values of it, so that a cut input may
             name them otherwise.
+        last: Pattern of what stands before the digits of a whole input's last value, where that
+            is taken without a line end too: a cut inside these digits cannot be told.
     """
 
     form: Form
@@ -40,6 +42,7 @@ class Seed:
     context: tuple[tuple[str, Any], ...] = ()
     claimed: bool = True
     named_late: bool = False
+    last: str = ""
 
     @property
     def textual(self) -> bool:

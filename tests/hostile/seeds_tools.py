@@ -223,7 +223,7 @@ SEEDS = {
     "counters_csv": Seed(form="text", inputs=(_COUNTERS, _TIMELINE)),
     "ibswinfo": Seed(form="text", inputs=(_SWITCH,), named_late=True),
     "ufm": Seed(form="json", inputs=(json.dumps(_UFM, indent=1).encode(), _UFM_CSV)),
-    "perfquery": Seed(form="text", inputs=(_PERFQUERY,)),
+    "perfquery": Seed(form="text", inputs=(_PERFQUERY,), last=r"\nPortXmitWait:\.+"),
     "ibqueryerrors": Seed(form="text", inputs=(_ERRORS,)),
     "mlxlink": Seed(
         form="json",
