@@ -53,6 +53,8 @@ class Session:
     variables: dict[str, Any] = field(default_factory=dict)
     schema: str = "main"
     _drops: bool = False
+    _texts: dict[str, str] = field(default_factory=dict)
+    _constants: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __enter__(self) -> Session:
@@ -91,8 +93,22 @@ class Session:
 
     def set_variables(self, values: Mapping[str, Any]) -> None:
         """Give models their parameters: ``getvariable('name')``."""
+        changed = {
+            name: text
+            for name, value in values.items()
+            if self._texts.get(name) != (text := literal(value))
+        }
         self.variables |= values
-        self.execute(";".join(f"SET VARIABLE {k} = {literal(v)}" for k, v in values.items()))
+        self._texts |= changed
+        if changed:
+            self.execute(";".join(f"SET VARIABLE {k} = {text}" for k, text in changed.items()))
+
+    def constants(self, sql: str) -> tuple[Any, ...]:
+        """The one row of a query over nothing but variables; kept as long as they stay."""
+        key = sql, *sorted(self._texts.items())
+        if key not in self._constants:
+            [self._constants[key]] = self.rows(sql)
+        return self._constants[key]
 
     def beside(self) -> Session:
         """Another session over the same relations, for another Python thread."""
@@ -223,7 +239,7 @@ def connect(
     """An in-memory DuckDB that keeps the order of rows and spills to ``scratch``.
 
     Args:
-        threads: DuckDB's own default (all cores) where None.
+        threads: Of DuckDB, and of Arrow in this process; the default (all cores) where None.
         memory: Such as ``2GB``; DuckDB's own default (80 % of memory) where None.
         scratch: Folder for what does not fit into memory.
     """
@@ -240,6 +256,7 @@ def connect(
     }
     if threads is not None:
         settings["threads"] = threads
+        pa.set_cpu_count(threads)
     if memory is not None:
         settings["memory_limit"] = memory
     if scratch is not None:

@@ -177,7 +177,6 @@ def _compute(
             high=task.high,
         ),
     )
-    wrong = session.arrow("FROM packet_check").to_pylist()
     return store.keep(
         step.chunk.key,
         PartRecord(
@@ -187,7 +186,7 @@ def _compute(
             rows=result.rows,
             runs="",
             carry="",
-            packets=wrong,
+            packets=result.packets,
         ),
         result.files,
         {"runs": result.runs, "carry": result.carry},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,12 +39,14 @@ class ChunkResult:
         rows: Rows in them.
         runs: Stretches within it, by kind (model ``link_runs``).
         carry: For each link so far, its last two samples, level and until when that is known.
+        packets: Rows of model ``packet_check``.
     """
 
     files: tuple[Path, ...]
     rows: int
     runs: pa.Table
     carry: pa.Table
+    packets: list[dict[str, Any]]
 
 
 def run_chunk(
@@ -56,8 +59,6 @@ def run_chunk(
 ) -> ChunkResult:
     """Compute one chunk; the rules are variables of ``session`` already.
 
-    ``packet_check`` stays in the session.
-
     Args:
         lake: Where the files belong.
         session: With the rules as variables.
@@ -65,24 +66,25 @@ def run_chunk(
         stream_rows: Rows from which it is computed by compiled code: the result is the same.
         keep_rates: Whether rates are written; without, a large chunk gives runs and carry alone.
     """
-    load_inputs(session, given)
-    if any(port.shifts for port in given.facts.values()):
-        session.set_variables({"shared_clocks": shared_sources(lake)})
-    misread = check_units(session, given)
-    if sum(file.rows for file in given.chunk.files) < stream_rows:
-        return _by_models(lake, session, given)
-    if _is_direct(given) and not misread:
+    packets = check_units(session, given)
+    large = sum(file.rows for file in given.chunk.files) >= stream_rows
+    if large and _is_direct(given) and not any(row["misread"] for row in packets):
         found = links_of(given.chunk.files[0].path)
         if found is not None:
             streamed = _stream_file(lake, session, given, found, keep=keep_rates)
             if streamed is not None:
-                return streamed
-    if given.deltas:
-        return _by_models(lake, session, given)
-    return _by_stream(lake, session, given)
+                return _result(streamed, packets)
+    load_inputs(session, given)
+    if any(port.shifts for port in given.facts.values()):
+        session.set_variables({"shared_clocks": shared_sources(lake)})
+    if large and not given.deltas:
+        return _result(_by_stream(lake, session, given), packets)
+    return _by_models(lake, session, given, packets)
 
 
-def _by_models(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
+def _by_models(
+    lake: Lake, session: Session, given: ChunkInput, packets: list[dict[str, Any]]
+) -> ChunkResult:
     """Samples merged and sorted, then model after model."""
     scratch = lake.scratch("derived/link_rates")
     merged = scratch / f"{given.chunk.key}.samples.tmp"
@@ -102,7 +104,8 @@ def _by_models(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
     carry = session.arrow(CARRY_OUT).cast(CARRY)
     for temporary in [merged, levels, *([] if rows else [path])]:
         temporary.unlink()
-    return ChunkResult(files=(path,) if rows else (), rows=rows, runs=runs, carry=carry)
+    files = (path,) if rows else ()
+    return ChunkResult(files=files, rows=rows, runs=runs, carry=carry, packets=packets)
 
 
 def _is_direct(given: ChunkInput) -> bool:
@@ -125,7 +128,7 @@ def _is_direct(given: ChunkInput) -> bool:
 
 def _stream_file(
     lake: Lake, session: Session, given: ChunkInput, found: Sorted, *, keep: bool
-) -> ChunkResult | None:
+) -> Streamed | None:
     """A compacted file through the kernel as it is; None where its rows are not in order."""
     kinds = {(port.tick, port.ethernet) for port in given.facts.values()}
     rates = {port.rate_gbps for port in given.facts.values()}
@@ -133,19 +136,18 @@ def _stream_file(
     rate = next(iter(rates)) if len(rates) == 1 else None
     session.set_variables({"tick": tick, "ethernet": ethernet, "rate_gbps": rate})
     feed = direct_feed(session, found.path)
-    carry = session.arrow("FROM carry").cast(CARRY)
+    carry = CARRY.empty_table() if given.carry is None else given.carry
     scratch, metadata = lake.scratch("derived/link_rates"), lake.metadata("derived/link_rates")
 
     def file(part: int) -> RatesFile:
         return RatesFile(scratch / f"{given.chunk.key}.{part}.parquet.tmp", metadata)
 
-    streamed = stream(
+    return stream(
         session, found, feed, carry, low=given.low, high=given.high, file=file if keep else None
     )
-    return None if streamed is None else _result(streamed)
 
 
-def _by_stream(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
+def _by_stream(lake: Lake, session: Session, given: ChunkInput) -> Streamed:
     """Samples merged and sorted into a file, then that through the kernel."""
     scratch, metadata = lake.scratch("derived/link_rates"), lake.metadata("derived/link_rates")
     merged = scratch / f"{given.chunk.key}.samples.tmp"
@@ -162,10 +164,14 @@ def _by_stream(lake: Lake, session: Session, given: ChunkInput) -> ChunkResult:
     if streamed is None:
         raise XtuneError("model samples_merged gave rows out of order")
     merged.unlink()
-    return _result(streamed)
+    return streamed
 
 
-def _result(streamed: Streamed) -> ChunkResult:
+def _result(streamed: Streamed, packets: list[dict[str, Any]]) -> ChunkResult:
     return ChunkResult(
-        files=streamed.files, rows=streamed.rows, runs=streamed.runs, carry=streamed.carry
+        files=streamed.files,
+        rows=streamed.rows,
+        runs=streamed.runs,
+        carry=streamed.carry,
+        packets=packets,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,6 +102,8 @@ def load_inputs(session: Session, given: ChunkInput) -> None:
     """Make ``raw``, ``port_facts`` and ``carry``."""
     chunk = given.chunk
     load_facts(session, given.facts)
+    session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
+    load_carry(session, given.carry)
     session.view(
         "raw",
         "SELECT * EXCLUDE (device, port, node_guid, labels, extra)"
@@ -107,8 +111,6 @@ def load_inputs(session: Session, given: ChunkInput) -> None:
         f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}"
         + _range_test(given),
     )
-    session.set_variables({"tick": DEFAULT_TICK, "rate_gbps": None, "ethernet": False})
-    load_carry(session, given.carry)
 
 
 def _range_test(given: ChunkInput) -> str:
@@ -147,33 +149,34 @@ def load_facts(session: Session, facts: Mapping[str, PortFacts]) -> None:
     session.load("port_facts", pa.Table.from_pylist(rows, schema=_FACTS))
 
 
-def check_units(session: Session, given: ChunkInput) -> bool:
-    """Make ``packet_check``, of some rows of the chunk's files; whether a source is misread.
+def check_units(session: Session, given: ChunkInput) -> list[dict[str, Any]]:
+    """Rows of ``packet_check``, of some rows of the chunk's files; those misread stay a variable.
 
     The rows are the same whatever range of links is computed, so that all ranges agree.
     """
     chunk = given.chunk
     paths = [str(file.path) for file in chunk.files]
     every = max(1, sum(file.rows for file in chunk.files) // PROBE_ROWS)
-    counted = any(_has_packets(file.path) for file in chunk.files)
-    session.view(
-        "probe",
-        f"FROM read_parquet({literal(paths)}, hive_partitioning = false, file_row_number = true)"
-        f" WHERE file_row_number % {every} = 0 AND ts >= {moment(chunk.start_ns)}"
-        f" AND ts < {moment(chunk.end_ns)} AND {literal(counted)}",
+    found: list[dict[str, Any]] = []
+    if any(_has_packets(file.path) for file in chunk.files):
+        session.view(
+            "probe",
+            f"FROM read_parquet({literal(paths)}, hive_partitioning = false,"
+            f" file_row_number = true) WHERE file_row_number % {every} = 0"
+            f" AND ts >= {moment(chunk.start_ns)} AND ts < {moment(chunk.end_ns)}",
+        )
+        session.create("packet_check")
+        found = session.arrow("FROM packet_check").to_pylist()
+    misread = sorted(
+        f"{row['source'] or ''}/{row['direction']}" for row in found if row["misread"]
     )
-    session.create("packet_check")
-    found = session.rows(
-        "SELECT concat(source, '/', direction) AS name FROM packet_check WHERE misread"
-        " ORDER BY name"
-    )
-    session.set_variables({"misread": [name for (name,) in found]})
-    return bool(found)
+    session.set_variables({"misread": misread})
+    return found
 
 
 def _has_packets(path: Path) -> bool:
     """Whether a file may have counters of packets: without, nothing can be checked."""
-    metadata = pq.read_metadata(path)
+    metadata = metadata_of(path)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     for index in range(metadata.num_columns):
         if metadata.schema.column(index).path in _PACKETS:
@@ -181,6 +184,17 @@ def _has_packets(path: Path) -> bool:
             if any(s is None or not s.has_null_count or s.null_count < n for s, n in found):
                 return True
     return False
+
+
+def metadata_of(path: Path) -> Any:
+    """Footer of a Parquet file; of the last few files it is read and parsed once."""
+    stat = path.stat()
+    return _metadata(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _metadata(path: Path, *version: int) -> Any:
+    return pq.read_metadata(path)
 
 
 def merge(session: Session, given: ChunkInput, path: Path) -> None:

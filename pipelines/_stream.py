@@ -21,7 +21,7 @@ from xtune.errors import XtuneError
 from xtune.pipelines import _kernel as kernel
 from xtune.pipelines._engine import Session
 from xtune.pipelines._rates_file import RatesFile
-from xtune.pipelines._samples import CARRY, SAMPLE
+from xtune.pipelines._samples import CARRY, SAMPLE, metadata_of
 
 BATCH_ROWS = 122_880
 # Rows that are worth a thread of their own.
@@ -107,10 +107,12 @@ class Feed:
         batches: Gives the rows from one number to before another, in order: columns without
             nulls, as the kernel takes them.
         constants: Columns of ``SAMPLE`` that are the same in all rows.
+        queries: Whether the batches are made in a session, which is then one a thread.
     """
 
     batches: Callable[[Session, int, int], Iterator[Arrays]]
     constants: Mapping[str, Any]
+    queries: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +127,9 @@ class Streamed:
 
 def links_of(path: Path) -> Sorted | None:
     """Links of a file and where they begin; None where it is not sorted by link."""
-    file = pq.ParquetFile(path, read_dictionary=["link"])
+    file = pq.ParquetFile(
+        path, metadata=metadata_of(path), read_dictionary=["link"], pre_buffer=False
+    )
     links: list[str] = []
     starts: list[int] = []
     row = 0
@@ -135,9 +139,9 @@ def links_of(path: Path) -> Sorted | None:
             if chunk.null_count or len(chunk) == 0:
                 return None
             codes = chunk.indices.to_numpy()
-            begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
-            for begin, code in zip(begins.tolist(), codes[begins].tolist(), strict=True):
-                link = chunk.dictionary[code].as_py()
+            begins = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
+            found = chunk.dictionary.take(pa.array(codes[begins])).to_pylist()
+            for begin, link in zip(begins.tolist(), found, strict=True):
                 if links and link <= links[-1]:
                     if link < links[-1]:
                         return None
@@ -180,7 +184,9 @@ def stream(
     parts = [_Part(session, found, a, b, carry) for a, b in pairwise(bounds)]
     files = [file(i) for i in range(len(parts))] if file else []
     with ExitStack() as stack:
-        beside = [stack.enter_context(session.beside()) for _ in parts]
+        beside = [
+            stack.enter_context(session.beside()) if feed.queries else session for _ in parts
+        ]
         pool = stack.enter_context(ThreadPoolExecutor(len(parts)))
         running = [
             pool.submit(part.run, other, feed, files[i] if files else None)
