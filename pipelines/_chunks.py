@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import date as date_type
+from datetime import timedelta
+from functools import lru_cache
 
 from xtune.lake import DataFile
 
@@ -88,15 +90,15 @@ def touches(file: DataFile, begin_ns: int, end_ns: int) -> bool:
 
 def day_start_ns(date: str) -> int:
     """First instant of a date, UTC."""
-    day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
-    return (day - datetime(1970, 1, 1, tzinfo=UTC)).days * NS_PER_DAY
+    return (date_type.fromisoformat(date) - date_type(1970, 1, 1)).days * NS_PER_DAY
 
 
 def ns_date(ns: int) -> str:
     """The date, UTC, of an instant."""
-    return str((datetime(1970, 1, 1) + timedelta(days=ns // NS_PER_DAY)).date())
+    return str(date_type(1970, 1, 1) + timedelta(days=ns // NS_PER_DAY))
 
 
+@lru_cache(maxsize=10_000)
 def key_span_ns(key: str) -> tuple[int, int]:
     """First instant of a chunk and first after it, from its key."""
     date, _, hour = key.partition("T")
