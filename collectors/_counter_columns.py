@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from xtune.collectors._ib import U64_MAX, WIDTHS, kernel_name
+from xtune.collectors._rate_cells import NAMES as RATES
 from xtune.collectors._values import whole
 from xtune.tables import COUNTERS
 
@@ -52,7 +53,6 @@ _ROLE = {
     **_as("device", "device dev hca ibdev ib_dev ca rdma_dev interface iface nic netdev ifname"),
     **_as("port", "port port_num ib_port portnum"),
     **_as("node_guid", "node_guid nodeguid guid"),
-    "rate": "rate",
     **_as("change", "delta diff"),
     **_as("interval", "interval_s dt dt_s delta_t"),
     **_as("side", "side role"),
@@ -94,6 +94,8 @@ def column(header: str) -> Column:
     """What a column of this name is."""
     plain = header.strip().lstrip("#").strip()
     lower = plain.lower()
+    if lower in RATES:
+        return Column("rate", plain)
     if lower in _ROLE:
         return Column(_ROLE[lower], lower)
     known = counter_of(plain)

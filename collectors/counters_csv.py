@@ -33,12 +33,12 @@ from xtune.collectors._ib import (
     guid,
     is_wide,
     link_id,
-    parse_rate,
     settle,
     told_unit,
 )
 from xtune.collectors._ib_text import clip
 from xtune.collectors._ib_time import content_id, fallback_time, held, scale_epoch
+from xtune.collectors._rate_cells import LIKE, read_rate
 from xtune.collectors._stamps import StampReader
 from xtune.collectors._textlines import Lines
 from xtune.collectors._values import small, text, whole
@@ -50,6 +50,8 @@ _NETDEV = re.compile(r"[rt]x_(?:\w+_)?(?:bytes|packets|dropped|errors|discards)"
 _NOTHING = {"", "na", "n/a", "nan", "none", "null", "-"}
 #: Seconds below this are no time of an epoch, but since some start.
 _FIRST_EPOCH = 10**9
+#: 2005: no counters that are read today were there. Nanoseconds since a boot look like that.
+_FIRST_SENSIBLE_NS = 1_104_537_600 * 10**9
 _LINKS = 65536
 _LEAVE = {"lifespan"}  # the cache's age limit in ms, not a counter
 
@@ -70,6 +72,7 @@ class _Table:
         self.notes: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
         self.group: dict[str, str] = {}
+        self._no_rates: dict[str, str] = {}  # column -> the first cell of it that is no rate
 
     def take(self, layout: Layout, cells: list[str]) -> str | None:
         """Take a row of the table; what is wrong with it, or ``None``."""
@@ -87,6 +90,8 @@ class _Table:
                 self._time(known.name, cell, about)
             elif known.role == "offset":
                 self._offset(known.name, cell, about)
+            elif known.role == "rate":
+                self._rate(known.name, cell, about)
             elif known.role in ("kernel", "ethtool"):
                 value = whole(cell, low=0, high=U64_MAX)
                 if value is None:
@@ -135,6 +140,11 @@ class _Table:
         if nanoseconds is not None:
             # What the number's size says it counts holds for its decimals too.
             nanoseconds = held(nanoseconds + _fraction(match[2] or "", 10**9 // _SCALE[unit]))
+            early = nanoseconds is not None and nanoseconds < _FIRST_SENSIBLE_NS
+            self.notes[
+                "times before 2005: where they count since some start,"
+                f" --map elapsed_ns={name} (or _us, _ms, _s) says so"
+            ] += early
         self.notes["times before 1970 or after 2262: null"] += nanoseconds is None
         about["ts"] = nanoseconds
 
@@ -149,6 +159,29 @@ class _Table:
             about["labels"][name] = cell
         else:
             about["extra"]["offset_ns"] = nanoseconds
+
+    def rate_notes(self, layout: Layout) -> Iterator[Note]:
+        """What a user should know about columns that may give the port's rate."""
+        for name, cell in self._no_rates.items():
+            yield Note(
+                f"column {clip(name)} has no known unit in cells such as {clip(cell)!r}: no rate"
+                f" (--map rate_gbps={clip(name)} where it is in Gb/s)"
+            )
+        if any(column.role == "rate" for column in layout.columns):
+            return
+        for column in layout.columns:
+            if column.role == "other" and LIKE.fullmatch(column.name):
+                yield Note(
+                    f"column {clip(column.name)} is not taken for the port's rate"
+                    f" (--map rate_gbps={clip(column.name)} where it is that, in Gb/s)"
+                )
+
+    def _rate(self, name: str, cell: str, about: dict[str, Any]) -> None:
+        rate, read = read_rate(name, cell)
+        about["rate_gbps"] = rate if rate is not None else about.get("rate_gbps")
+        if not read:
+            about["labels"][name] = cell
+            self._no_rates.setdefault(name, cell)
 
     def _identify(self, told: dict[str, str], about: dict[str, Any]) -> None:
         host = (told.get("host") or self._context.host or "").lower() or None
@@ -173,7 +206,7 @@ class _Table:
             "link": link_id(
                 node, host, device or side or self._unknown, number or 1, self._unknown
             ),
-            "rate_gbps": parse_rate(told.get("rate", "").replace("Gb/sec", " Gb/sec"))[0],
+            "rate_gbps": about.get("rate_gbps"),
         }
 
     def _long(self, told: dict[str, str], about: dict[str, Any], timed: bool) -> str | None:
@@ -232,9 +265,12 @@ class _Table:
         ts = about.get("ts")
         if ts is None:
             ts = self._fallback
-            self.notes["rows without a time: ts is null (--time-from says otherwise)"] += (
-                ts is None
+            without = (
+                "times since some start, not since 1970: ts is null, extra has offset_ns"
+                if "offset_ns" in about["extra"]
+                else "rows without a time: ts is null (--time-from says otherwise)"
             )
+            self.notes[without] += ts is None
         about["ts"] = ts
         unit = self._unit or unit
         link = about["link"]
@@ -393,6 +429,7 @@ class CountersCsv(Collector):
         for note, count in table.notes.items():
             if count:
                 yield Note(note, count)
+        yield from table.rate_notes(layout)
         yield from table.stamps.notes()
         yield from lines.rejects
 

@@ -36,6 +36,10 @@ EVENTS = """\
 0,CQE_RECEIVED,3583317,12,0x81,0
 1,req_cqe_error,-5.5,86,87,1
 """
+RATED = """\
+ts,host,device,{column},port_xmit_data,port_xmit_wait
+1709652347,n1,mlx5_0,{cell},5,6
+"""
 
 
 def test_a_sample_a_row(tmp_path: Path) -> None:
@@ -245,3 +249,73 @@ def test_counters_of_the_netdev_do_not_stand_in_for_the_ports(tmp_path: Path) ->
     assert row["port_xmit_packets"] is None and row["port_rcv_errors"] is None
     assert (row["port_xmit_discards"], row["rx_pause_duration"]) == (7, 5)
     assert row["extra"]["tx_packets"] == 3 and row["extra"]["tx_dropped"] == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "rate"),
+    [
+        ("rate_gbps", "200", 200.0),
+        ("rate_gbps", "195.5", 195.5),  # where the name says the unit, any number counts
+        ("Link_Rate", "400", 400.0),
+        ("rate", "200 Gb/sec (4X HDR)", 200.0),
+        ("rate", "100G", 100.0),
+        ("speed", "25", 25.0),
+        ("speed", "200000", 200.0),  # /sys/class/net/*/speed
+        ("speed", "100000Mb/s", 100.0),  # ethtool
+        ("link_speed_mbps", "400000", 400.0),
+        ("port_speed", "-1", None),  # of a port that is down
+        ("speed", "Unknown!", None),
+        ("rate", "0", None),
+    ],
+)
+def test_a_rate_of_an_obvious_name_and_unit(
+    tmp_path: Path, column: str, cell: str, rate: float | None
+) -> None:
+    text = RATED.format(column=column, cell=cell)
+    read = run_text("counters_csv", tmp_path, text)
+    [row] = read.counters
+    assert (row["rate_gbps"], dict(read.notes)) == (rate, {})
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("speed", "100", "has no known unit in cells such as '100'"),  # EDR, or fast Ethernet
+        ("rate", "25GB/s", "has no known unit in cells such as '25GB/s'"),
+        ("rate", "HDR", "has no known unit in cells such as 'HDR'"),
+        ("rate", "137", "has no known unit in cells such as '137'"),
+        ("myrate", "200", "is not taken for the port's rate"),
+        ("bandwidth", "200", "is not taken for the port's rate"),
+    ],
+)
+def test_what_may_be_a_rate_is_told_and_the_user_says_it(
+    tmp_path: Path, column: str, cell: str, said: str
+) -> None:
+    text = RATED.format(column=column, cell=cell)
+    read = run_text("counters_csv", tmp_path, text)
+    assert [row["rate_gbps"] for row in read.counters] == [None]
+    [note] = read.notes
+    assert note.startswith(f"column {column} {said}")
+    assert f"--map rate_gbps={column} " in note
+    told = run_text("counters_csv", tmp_path, text, column_map={"rate_gbps": column})
+    number = float(cell) if cell.isdigit() else None
+    assert [row["rate_gbps"] for row in told.counters] == [number]
+
+
+def test_seconds_since_boot_are_no_time_and_it_is_said(tmp_path: Path) -> None:
+    read = run_text("counters_csv", tmp_path, "ts,port_xmit_data,port_rcv_data\n12345.6,1,2\n")
+    [row] = read.counters
+    assert (row["ts"], row["extra"]) == (None, {"offset_ns": 12_345_600_000_000})
+    assert any(note.startswith("times since some start, not since 1970") for note in read.notes)
+    assert not any("--time-from" in note for note in read.notes)
+
+
+def test_nanoseconds_since_boot_look_like_2001_and_it_is_said(tmp_path: Path) -> None:
+    text = "ts,port_xmit_data,port_rcv_data\n1000000000000,1,2\n"
+    read = run_text("counters_csv", tmp_path, text)
+    assert read.counters[0]["ts"] == 10**18
+    [(note, count)] = [n for n in read.notes.items() if n[0].startswith("times before 2005")]
+    assert (count, "--map elapsed_ns=ts" in note) == (1, True)
+    told = run_text("counters_csv", tmp_path, text, column_map={"elapsed_ns": "ts"})
+    assert told.counters[0]["ts"] is None
+    assert told.counters[0]["extra"] == {"offset_ns": 10**12}
