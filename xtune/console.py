@@ -25,6 +25,7 @@ _NARROWEST = 10
 _HELD = 1000
 # C0 and C1 controls: names and values come from files, and a terminal obeys these.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d\b", re.ASCII)
 
 _NS_OF_A_UNIT = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
@@ -88,7 +89,13 @@ def table(
     for index, name in enumerate(columns):
         numeric = any(isinstance(row[index], int | float) for row in cells)
         heading = Text(visible(name))
-        out.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        dated = any(_DATE.match(show(row[index])) for row in cells)
+        out.add_column(
+            heading,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=_NARROWEST if dated else None,  # a date is not broken
+        )
     for row in cells:
         out.add_row(*(Text(visible(show(value))) for value in row))
     console.print(out)

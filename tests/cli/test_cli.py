@@ -120,6 +120,17 @@ def test_a_flag_that_would_do_nothing_is_wrong_usage(words: str, tmp_path: Path)
     assert not (tmp_path / "lake").exists()
 
 
+@pytest.mark.parametrize(
+    "words", ["--lake here rebuild", "--lake=here rebuild", "--json episodes"]
+)
+def test_an_option_before_the_command_is_told_its_place(words: str, tmp_path: Path) -> None:
+    done = xtune(*words.split(), cwd=tmp_path)
+    flag = words.split()[0].partition("=")[0]
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"xtune: {flag} stands after the command's name")
+
+
 def test_config_tells_where_each_setting_is_from(tmp_path: Path) -> None:
     (tmp_path / "xtune.toml").write_text("seed = 5\n[episodes]\nmax_gap_s = 7\n")
     done = xtune("config", "--json", cwd=tmp_path, XTUNE_WORKERS="3", XTUNE_SEED="9")

@@ -157,6 +157,33 @@ def test_what_was_rejected_and_what_is_damaged(lake: Lake, look: Look, tmp_path:
     assert status == 1 and found["damaged file"][0]["state"] == "bad"
 
 
+def test_a_file_that_is_damaged_in_the_middle_is_found(lake: Lake, look: Look) -> None:
+    assert "damaged file" not in look()[1]
+    path = lake.files("link_counters")[0].path
+    content = bytearray(path.read_bytes())
+    for place in range(4, min(400, len(content) // 2)):  # its footer stays as it was
+        content[place] ^= 0xFF
+    path.write_bytes(content)
+    status, found = look()
+    [row] = found["damaged file"]
+    assert (status, row["state"]) == (1, "bad")
+    assert str(path) in row["found"]
+
+
+def test_a_person_sees_what_is_wrong_and_a_count_of_the_rest(
+    lake: Lake, look: Look, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = [row for rows in look()[1].values() for row in rows]
+    wrong = [row for row in every if row["state"] != "ok"]
+    assert wrong  # nothing was rebuilt
+    monkeypatch.setattr(sys, "argv", ["xtune", "doctor"])
+    assert main() == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 + len(wrong) + 2  # heading, a line each, two of counts
+    assert f"{len(every)} checks: {len(every) - len(wrong)} ok, {len(wrong)} to look at" in shown
+    assert shown[-1].startswith("ok: python, ") and "--json" in shown[-1]
+
+
 def test_no_lake_is_one_finding(look: Look) -> None:
     status, found = look()
     assert status == 1

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_output import on_terminal
 from tests.pipelines.lakes import at, new_lake, put
 from xtune.cli import main
+from xtune.lake import Lake
 from xtune.tables import TABLES
 
 A, B, C = "0x00000000000000aa/1", "0x00000000000000bb/2", "0x00000000000000bb/3"
@@ -254,3 +256,20 @@ def test_switches_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
     put(lake, "topology_links", [_cable("0x00000000000000cc/1", "leaf01", C, "node8 mlx5_0")])
     _, shown, _ = run("episodes", "--ports")
     assert "leaf01 0x00000000000000aa:1" in shown
+
+
+@pytest.mark.parametrize("days", [1, 2])
+def test_a_narrow_terminal_breaks_no_time(run: Run, tmp_path: Path, days: int) -> None:
+    lake = Lake.open(tmp_path / "lake")
+    start, end = at(86400 * (days - 1)), at(86400 * (days - 1) + 20)
+    put(
+        lake,
+        "derived/link_episodes",
+        [{**_member("m4", "aa11", B, 0, 20, "victim"), "start_ts": start, "end_ts": end}],
+    )
+    words = on_terminal(tmp_path, 80, "episodes", "--explain", "aa11").split()
+    assert "2026-03-02T10:00:00.000000000Z" in words
+    if days == 1:
+        assert words.count("10:00:00") == 3
+    else:
+        assert words.count("2026-03-02") == 2 and words.count("2026-03-03") == 1

@@ -41,6 +41,9 @@ COMMANDS = (
     "demo",
 )
 
+#: Options of commands that people put before the command's name.
+_COMMANDS_OWN = ("--lake", "--json", "--strict", "--debug")
+
 
 def _version(value: bool) -> None:
     if value:
@@ -71,6 +74,10 @@ _register()
 def main() -> int:
     """Entry point: known errors are one line on stderr, exit status as documented."""
     debug = "--debug" in sys.argv
+    first = sys.argv[1].partition("=")[0] if len(sys.argv) > 1 else ""
+    if first in _COMMANDS_OWN:
+        note(f"xtune: {first} stands after the command's name (xtune rebuild {first} ...)")
+        return 2
     try:
         app()
     except SystemExit as stop:

@@ -78,13 +78,15 @@ def explain(episode: Row, members: Sequence[Row], costs: Sequence[Row], named: N
         ],
     )  # fmt: skip
     say("")
+    dates = {row["start_ts"][:10] for row in (episode, *members)}
+    told = sys.stdout.isatty() and len(dates) == 1  # the date stands above
     table(
         "", ("link", "role", "from (UTC)", "s", "level", "mean wait", "peak utilization", "GB"),
         [
             (
                 named(row["link"]),
                 row["role"],
-                _minute(row["start_ts"]),
+                _minute(row["start_ts"])[11 if told else 0 :],
                 seconds(row),
                 row["peak_level"],
                 row["mean_wait_fraction"],

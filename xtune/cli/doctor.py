@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from xtune.cli._common import DebugOption, JsonOption, LakeOption, config, open_lake
-from xtune.console import emit_json, table
+from xtune.console import emit_json, progress, say, table
 from xtune.errors import XtuneError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Check = tuple[str, str, str, str]  # what, state (ok, warn, bad), found, how to 
 
 
 def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Check environment and lake; says how to mend each finding."""
+    """Check environment and lake; says how to mend each finding. --json lists all."""
     checks = [*_environment(), *_lake(lake)]
     if json:
         names = ("check", "state", "found", "mend")
@@ -38,13 +38,15 @@ def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = 
 
 
 def _show(checks: list[Check]) -> None:
-    """A table; on a terminal too narrow for it, what is not right in full and the rest short."""
-    names = ("check", "state", "found", "how to mend")
-    if not sys.stdout.isatty():
-        table("", names, checks)
-        return
-    table("", names[:3], [check[:3] for check in checks if check[1] == "ok"])
-    table("", names, [check for check in checks if check[1] != "ok"], text=True)
+    """What needs somebody's hand, then a count of the rest; in full where a terminal is narrow."""
+    wrong = [check for check in checks if check[1] != "ok"]
+    if wrong:
+        wide = not sys.stdout.isatty()
+        table("", ("check", "state", "found", "how to mend"), wrong, text=not wide)
+    say(f"{len(checks)} checks: {len(checks) - len(wrong)} ok, {len(wrong)} to look at")
+    good = dict.fromkeys(name for name, state, *_ in checks if state == "ok")
+    if good:
+        say(f"ok: {', '.join(good)} (--json has what was found)")
 
 
 def _environment() -> list[Check]:
@@ -68,7 +70,8 @@ def _lake(flag: str | None) -> list[Check]:
 
     try:
         lake = open_lake(flag)
-        health = inspect(lake)
+        with progress("reading", None) as update:
+            health = inspect(lake, read_through=True, on_file=update)
     except XtuneError as error:
         return [("lake", "bad", error.message, error.hint)]
     checks: list[Check] = [("lake", "ok", str(lake.root), "")]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
 
 from xtune.errors import LakeError
 from xtune.lake._lake import Lake
@@ -38,12 +41,20 @@ class Health:
     backwards: bool
 
 
-def inspect(lake: Lake, *, open_files: bool = True) -> Health:
+def inspect(
+    lake: Lake,
+    *,
+    open_files: bool = True,
+    read_through: bool = False,
+    on_file: Callable[[int, str], None] = lambda done, path: None,
+) -> Health:
     """Look a lake over; changes nothing.
 
     Args:
         lake: The lake.
         open_files: Also open each live file (a footer read each).
+        read_through: Also decode all that stands in them, a row group at a time.
+        on_file: Told how many files were opened, and the last one's name.
     """
     try:
         with lake.ledger.lock():
@@ -57,11 +68,12 @@ def inspect(lake: Lake, *, open_files: bool = True) -> Health:
     state = lake.ledger.load()
     files = sorted(state.files.values(), key=lambda f: (f.table, f.date, f.path))
     damaged = []
-    for file in files if open_files else ():
+    for done, file in enumerate(files if open_files else (), 1):
         try:
-            open_parquet(file.path).close()
+            _open(file.path, read_through)
         except LakeError as error:
             damaged.append(str(error))
+        on_file(done, file.path.name)
     sizes: dict[str, dict[str, int]] = {}
     for file in files:
         days = sizes.setdefault(file.table, {})
@@ -75,3 +87,13 @@ def inspect(lake: Lake, *, open_files: bool = True) -> Health:
         ahead=tuple(f for f in files if f.max_ts_ns is not None and f.max_ts_ns > latest_ns),
         backwards=int(state.last.partition("-")[0] or 0) > latest_ns,
     )
+
+
+def _open(path: Path, read_through: bool) -> None:
+    """Raise :class:`LakeError` where the file cannot be opened, or not be read to its end."""
+    with open_parquet(path) as file:
+        try:
+            for group in range(file.num_row_groups if read_through else 0):
+                file.read_row_group(group)
+        except (pa.ArrowException, OSError) as error:
+            raise LakeError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
