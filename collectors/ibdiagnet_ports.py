@@ -124,6 +124,9 @@ class IbdiagnetPorts(Collector):
                 if "Running timestamp" in plain or "File created at" in plain:
                     ts = ts if ts is not None else parse_utc_stamp(plain)
                 continue
+            if not line.whole:
+                yield Reject(line.place, "line without an end: it may be cut")
+                continue
             match = _BLOCK.fullmatch(plain)
             if match:
                 if block is not None:
@@ -135,9 +138,7 @@ class IbdiagnetPorts(Collector):
             counter, value = _COUNTER.fullmatch(plain), _VALUE.fullmatch(plain)
             into = None if block is None else block.counters if counter else block.values
             found = counter or value
-            if not line.whole:
-                yield Reject(line.place, "line without an end: it may be cut")
-            elif into is None or found is None or len(into) >= _LIMIT:
+            if into is None or found is None or len(into) >= _LIMIT:
                 yield Reject(line.place, f"not a line of a port: {clip(plain)!r}")
             else:
                 into[found[1]] = found[2]

@@ -170,3 +170,13 @@ def test_it_wins_over_the_reader_of_other_dumps(tmp_path: Path) -> None:
 def test_damaged_input_never_raises(data: st.DataObject, base: str) -> None:
     for row in damaged("ibdiagnet_ports", data, base).counters:
         assert row["link"].startswith("0x")
+
+
+@pytest.mark.parametrize("base", [PM, CABLES])
+def test_a_header_that_is_cut_names_no_port(tmp_path: Path, base: str) -> None:
+    known = {LEAF, HOST, SPINE}
+    for header in (line for line in base.splitlines() if line.startswith("Port=")):
+        before = base[: base.index(header)]
+        for length in range(len(header)):
+            result = run_text("ibdiagnet_ports", tmp_path, before + header[:length])
+            assert {row["port_guid"] or row["node_guid"] for row in result.rows("ports")} <= known
