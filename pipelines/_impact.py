@@ -44,6 +44,7 @@ _MODELS_PRICED = (
     "collective_tails",
     "collective_impact",
     "hit_jobs",
+    "step_candidates",
     "step_episodes",
     "step_costs",
     "rank_losses",

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from xtune.pipelines._episodes import Episode
 from xtune.pipelines._identity import Identity, split_link
+from xtune.pipelines._stretches import Stretch
 from xtune.pipelines._topology import Topology
 
 EPISODE_WAITS = pa.schema(
@@ -19,6 +20,7 @@ EPISODE_WAITS = pa.schema(
         ("episode_id", pa.string()),
         ("host", pa.string()),
         ("receiver", pa.string()),
+        ("passes", pa.bool_()),
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
     ]
@@ -58,7 +60,10 @@ def episode_waits(episodes: Iterable[Episode], topology: Topology, identity: Ide
     """Spans of an episode in which a port that a host sends on was held up, one a port.
 
     ``receiver`` is the host that the root leads to, where the port feeds the root at once: what it
-    sends to others does not wait there.
+    sends to others does not wait there. Nor, from anywhere, is what it sends to others marked or
+    dropped there; so also where marks or discards alone, and no wait, tell of the port.
+    ``passes`` is whether what the port sends can come to a root; null where no root or no way is
+    known. What cannot is marked by what it receives.
     """
 
     @cache
@@ -66,17 +71,34 @@ def episode_waits(episodes: Iterable[Episode], topology: Topology, identity: Ide
         hop = topology.hops.get(link)
         return identity.host_of_guid.get(hop.node) if hop else identity.host_of_link(link)
 
-    def receiver(link: str, root: str | None) -> str | None:
-        hop, last = topology.hops.get(link), topology.hops.get(root or "")
-        if hop is None or last is None or hop.next_node != last.node:
+    def receiver(member: Stretch, root: str | None) -> str | None:
+        hop, last = topology.hops.get(member.link), topology.hops.get(root or "")
+        if hop is None or last is None:
+            return None
+        told = member.signal in ("marks", "discards") and not member.mean_wait_fraction
+        if not told and hop.next_node != last.node:
             return None
         return identity.host_of_guid.get(last.next_node)
+
+    @cache
+    def passes(link: str, roots: frozenset[str]) -> bool | None:
+        if link in roots:
+            return True
+        if link not in topology.hops or not roots or not roots <= topology.hops.keys():
+            return None
+        # What has left a node does not come back to it.
+        node = topology.hops[link].next_node
+        return any(
+            topology.hops[root].next_node != node and topology.distance(link, root) is not None
+            for root in roots
+        )
 
     rows = [
         {
             "episode_id": episode.id,
             "host": host,
-            "receiver": receiver(member.link, episode.root),
+            "receiver": receiver(member, episode.root),
+            "passes": passes(member.link, episode.roots or frozenset({episode.root} - {None})),
             "start_ns": start,
             "end_ns": end,
         }

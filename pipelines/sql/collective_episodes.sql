@@ -8,7 +8,8 @@
 --
 -- One thing that slows a job has one cause, or several that hold up its ports at once: of the
 -- episodes at the time, those count that hold ports of the job at that very moment; if none does,
--- those that do so at some time; if none does, all that may touch the job.
+-- those that do so at some time; if none does, those that may hold them at that moment; if none
+-- does, all that may touch the job.
 WITH pieces AS (
     SELECT
         *,
@@ -29,10 +30,11 @@ waits AS (
     FROM job_waits
 ),
 held AS (
-    SELECT DISTINCT pieces.collective, waits.episode_id
+    SELECT pieces.collective, waits.episode_id, bool_or(waits.sure) AS sure
     FROM pieces
     JOIN waits ON waits.minute = pieces.minute AND waits.job IS NOT DISTINCT FROM pieces.job
     WHERE pieces.start_ns < waits.end_ns AND pieces.end_ns > waits.start_ns
+    GROUP BY pieces.collective, waits.episode_id
 ),
 pairs AS (
     SELECT
@@ -53,14 +55,14 @@ ranked AS (
     SELECT
         pairs.*,
         CASE
-            WHEN EXISTS (
-                FROM held
-                WHERE held.collective = pairs.collective AND held.episode_id = pairs.episode_id
-            ) THEN 0
+            WHEN held.sure THEN 0
             WHEN certain THEN 1
-            ELSE 2
+            WHEN held.episode_id IS NOT NULL THEN 2
+            ELSE 3
         END AS distance
     FROM pairs
+    LEFT JOIN held
+        ON held.collective = pairs.collective AND held.episode_id = pairs.episode_id
 )
 SELECT * EXCLUDE (certain, distance)
 FROM ranked

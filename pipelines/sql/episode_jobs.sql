@@ -3,11 +3,11 @@
 -- inputs: episode_heads, episode_hosts, job_hosts, job_waits
 -- audits: key(episode_id, job); not_null(certain)
 --
--- A job is certain where ports of its own hosts were held up (job_waits). It is near where a host
--- of it is among those that the episode touches (episode_hosts: at the ends of its links, or below
--- the leaves there). A job of which not all hosts are known is not ruled out either, unless every
--- host touched was another job's at the time; nor is any job where it is not known which hosts an
--- episode touches.
+-- A job is certain where ports of its own hosts were held up (job_waits, sure). It is near where a
+-- host of it is among those that the episode touches (episode_hosts: at the ends of its links, or
+-- below the leaves there). A job of which not all hosts are known is not ruled out either, unless
+-- every host touched was another job's at the time; nor is any job where it is not known which
+-- hosts an episode touches.
 WITH near AS (
     SELECT DISTINCT episode_hosts.episode_id, job_hosts.job
     FROM episode_hosts JOIN job_hosts ON job_hosts.host = episode_hosts.host
@@ -39,7 +39,7 @@ maybe AS (
 pairs AS (
     SELECT episode_id, job, bool_or(certain) AS certain
     FROM (
-        SELECT episode_id, job, true AS certain FROM job_waits
+        SELECT episode_id, job, sure AS certain FROM job_waits
         UNION ALL
         SELECT episode_id, job, false FROM near
         UNION ALL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import pytest
@@ -96,6 +96,28 @@ def test_jobs_whose_hosts_are_partly_known() -> None:
     assert {r["job"]: r["certain"] for r in found["episode_costs"]} == {"partly": False}
 
 
+def slowed_by(steps: list[tuple[float, frozenset[int], bool]]) -> list[frozenset[int]]:
+    """Which of the episodes at its time slowed each step, by the pace without some of them.
+
+    Args:
+        steps: Of one job: seconds, episodes that it overlaps, and whether it is whole in all.
+    """
+    paces = {
+        here: quantiles(seen, n=4, method="inclusive")[2]
+        for here in {here for _, here, _ in steps}
+        if len(seen := [s for s, at, whole in steps if whole and at == here]) >= 3
+    }
+    found = []
+    for seconds, here, _ in steps:
+        parts = [part for part in paces if part < here]
+        slow = [part for part in parts if seconds <= 1.1 * paces[part]]
+        few = [part for part in slow if len(part) == min(map(len, slow))]
+        left = frozenset().union(*few) or here
+        left_out = frozenset().union(*(part for part in parts if part not in slow))
+        found.append(left - left_out or left)
+    return found
+
+
 SPAN = st.tuples(st.integers(0, 900), st.integers(1, 300))
 LINKS = st.lists(
     st.sampled_from(["a/x_0/1", "b/x_0/1", "c/x_0/1"]), min_size=1, max_size=3, unique=True
@@ -116,7 +138,7 @@ def test_cost_is_conserved(
     """Each affected step counts once: over jobs, over links, and over episodes' own parts.
 
     The twin lays out steps of 2 s back to back, of 7 s where a job is slow, and adds up what every
-    step lost that any episode touches.
+    step lost that any episode touches; an episode carries those that it slowed.
     """
     episodes = [
         episode(start, start + length, f"e{i}", links=links, root=links[0] if rooted else None)
@@ -127,19 +149,25 @@ def test_cost_is_conserved(
     full = dict.fromkeys((e.id for e in episodes), 0.0)
     for job in ("j", "k"):
         now = -300.0
-        outside: list[tuple[float, list[int]]] = []
-        hit: list[tuple[float, list[int]]] = []
+        outside: list[float] = []
+        hit: list[tuple[float, frozenset[int], bool]] = []
         while now < 1300:
             slowed = any(a <= now < a + n for name, (a, n) in slow if name == job)
             end = now + (7.0 if slowed else 2.0)
             rows.append(step(len(rows), end, end - now, job=job))
-            touching = [i for i, ((a, n), _, _) in enumerate(spans) if now < a + n and end > a]
-            (hit if touching else outside).append((end - now, touching))
+            here = {
+                i: (a, a + n) for i, ((a, n), _, _) in enumerate(spans) if now < a + n and end > a
+            }
+            if here:
+                whole = all(a <= now and end <= b for a, b in here.values())
+                hit.append((end - now, frozenset(here), whole))
+            else:
+                outside.append(end - now)
             now = end
-        usual = median([s for s, _ in outside])
-        lost[job] = sum(max(0.0, s - usual) for s, _ in hit)
-        for s, touching in hit:
-            for i in touching:
+        usual = median(outside)
+        lost[job] = sum(max(0.0, s - usual) for s, _, _ in hit)
+        for (s, _, _), slowing in zip(hit, slowed_by(hit), strict=True):
+            for i in slowing:
                 full[f"e{i}"] += max(0.0, s - usual)
     found = priced(episodes, steps=rows, sizes=SIZES, threads=threads)
     touched = {r["job"] for r in found["episode_costs"]}
