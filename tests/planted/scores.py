@@ -39,6 +39,7 @@ class Score:
         split: Found episodes for each true one.
         gpu_hours_error: Of the sum over episodes, relative: each carries all of a step it slowed.
         lost_hours_error: Of the hours lost in all, each step counted once, relative.
+        seen_hours_error: The same against what episodes cost that must be found.
         episode_hours_error: Median over episodes that cost anything.
     """
 
@@ -56,6 +57,7 @@ class Score:
     gpu_hours_error: float
     gpu_hours: tuple[float, float]
     lost_hours_error: float
+    seen_hours_error: float
     episode_hours_error: float
     missed: list[TrueStretch] = field(default_factory=list)
     false: list[tuple[str, float, float]] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Score:
             f" bounds {self.bound_error:.2f} p90 {self.bound_error_p90:.2f}"
             f" hours {self.gpu_hours[0]:.2f} true {self.gpu_hours[1]:.2f}"
             f" ({self.gpu_hours_error:+.3f}), by episode {self.episode_hours_error:.3f},"
-            f" once {self.lost_hours_error:+.3f}"
+            f" once {self.lost_hours_error:+.3f} of seen {self.seen_hours_error:+.3f}"
         )
 
 
@@ -117,14 +119,19 @@ def score(lake: Lake, truth: Truth) -> Score:
         split=sum(len(by_true[e.number]) for e in right) / max(1, len(right)),
         bound_error=float(np.median(errors)) if errors else 0.0,
         bound_error_p90=float(np.quantile(errors, 0.9)) if errors else 0.0,
-        gpu_hours_error=(hours - total) / total if total else hours,
+        gpu_hours_error=_relative(hours, total),
         gpu_hours=(hours, total),
-        lost_hours_error=(lost - truth.gpu_hours) / truth.gpu_hours if truth.gpu_hours else lost,
+        lost_hours_error=_relative(lost, truth.gpu_hours),
+        seen_hours_error=_relative(lost, truth.seen_gpu_hours),
         episode_hours_error=float(np.median(costs)) if costs else 0.0,
         missed=missed,
         false=false,
         wrong=[*missing, *(("wrong", row) for row in wrong)],
     )
+
+
+def _relative(found: float, true: float) -> float:
+    return (found - true) / true if true else found
 
 
 def _rows(lake: Lake, name: str, t0_ns: int) -> list[dict[str, Any]]:

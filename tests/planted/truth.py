@@ -97,6 +97,7 @@ class Truth:
     Attributes:
         masks: Link -> spans of which nothing is known.
         gpu_hours: Lost in all, each step counted once.
+        seen_gpu_hours: Of these, in steps that an episode slowed which must be found.
         gap_s: Stretches of a link no further apart are one.
     """
 
@@ -105,6 +106,7 @@ class Truth:
     episodes: list[TrueEpisode]
     masks: dict[str, list[Span]] = field(default_factory=dict)
     gpu_hours: float = 0.0
+    seen_gpu_hours: float = 0.0
     gap_s: float = 10.0
 
 
@@ -193,13 +195,15 @@ def find_truth(
         for number in s.plants
     }
     masks = {ports[p].link: list(view.masks) for p, view in watched.items() if view.masks}
+    lost = [(s, s.lost_s * _ranks(history, s.job) / 3600) for s in history.steps if s.plants]
     return Truth(
         t0_ns=t0_ns,
         stretches=_merged(_unmasked(stretches, masks), rules.max_gap_s),
         gap_s=rules.max_gap_s,
         episodes=_episodes(tallies, hit, sure, watched if topology else {}),
         masks=masks,
-        gpu_hours=sum(s.lost_s * _ranks(history, s.job) for s in history.steps if s.plants) / 3600,
+        gpu_hours=sum(hours for _, hours in lost),
+        seen_gpu_hours=sum(hours for step, hours in lost if hit & step.plants.keys()),
     )
 
 
