@@ -29,6 +29,9 @@ _SENDS = 0.05
 _COVERS = 0.8
 # A port that never comes this close to what another one sends holds back nobody.
 _ROOM = 0.03
+# A port that something waits for is never idle: in an interval within the wait it sends at its
+# rate, less what headers that no counter knows take.
+_FULL = 0.95
 
 Kind = Literal["onward", "saturated", "sick", "receiver", "alone"]
 
@@ -181,20 +184,33 @@ class Causes:
         if 2 * self._wait.covered_ns(busy.link, start, end) > shared:
             return []
         agrees = shared / stretch.length_ns * self._precision(stretch, busy)
+        # Nobody waits longer for a port than it is full, give or take its own samples.
+        waited_ns = (stretch.mean_wait_fraction or 0.0) * stretch.length_ns
+        if busy.length_ns + 2 * busy.step_ns >= waited_ns:
+            agrees = max(agrees, fit(stretch, busy))
+        if self.flow_controlled(stretch) and _has_room(stretch, busy):
+            if self._passes_on(busy, start, end):
+                return []
+            agrees /= 2
         evidence: dict[str, Any] = {
             "saturated": True,
             "root_utilization": busy.mean_utilization,
         }
         if busy.seen_from is not None:
             evidence["seen_from"] = busy.seen_from
-        return [
-            Reason(
-                kind="saturated",
-                stretch=busy,
-                fit=max(agrees, fit(stretch, busy)),
-                evidence=evidence,
-            )
-        ]
+        return [Reason(kind="saturated", stretch=busy, fit=agrees, evidence=evidence)]
+
+    def _passes_on(self, busy: Stretch, start: int, end: int) -> bool:
+        """Whether a port with room carries what one other sends, at the same time, unhindered."""
+        least = (busy.mean_utilization or 0.0) - _ROOM
+        return any(
+            (other.mean_utilization or 0.0) >= least
+            and fit(other, busy) >= self._rules.alike
+            and self._topology.distance(other.link, busy.link) is not None
+            and not any(self.flow_controlled(s) for s in self._wait.within(other.link, start, end))
+            for other in self._all["saturated"].within(start, end)
+            if other.link != busy.link
+        )
 
     def _precision(self, stretch: Stretch, busy: Stretch) -> float:
         """Share of a port's saturated time, around a wait, in which something waits for its node.
@@ -410,6 +426,16 @@ def choose(
             kept.append(reason)
             passed.remove(reason)
     return kept, passed
+
+
+def _has_room(stretch: Stretch, busy: Stretch) -> bool:
+    """Whether a saturated port does not fill its line while something waits.
+
+    Two of its intervals within the wait, whose bounds are known to a sample, hold a whole one.
+    """
+    certain = overlap_ns(stretch, busy) - 2 * stretch.step_ns
+    seen = busy.samples >= 2 and certain >= 2 * busy.step_ns
+    return seen and (busy.peak_utilization or 1.0) < _FULL
 
 
 def _fullest(reasons: list[Reason]) -> list[Reason]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.pipelines.fabrics import (
@@ -153,6 +155,49 @@ def test_a_port_just_as_busy_while_nobody_waits_is_innocent() -> None:
         [busy(down(0, 0), 100, 130), busy(down(0, 1), 0, 400), busy(down(2, 2), 0, 400)],
     )
     assert (found.cause, found.root) == ("incast", down(0, 0))
+
+
+def lone(link: str, start: float, end: float) -> Stretch:
+    """A stretch of a port with one large flow, which does not quite fill it."""
+    return replace(busy(link, start, end), peak_utilization=0.94, mean_utilization=0.93)
+
+
+def test_a_port_with_room_gives_way_to_what_waits() -> None:
+    """Over 60 s of 1 s samples the other uplink never comes nearer to its line than 94 %."""
+    chain = [nic(0, 0), up(0, 0), out(0, 1), down(1, 1)]
+    waiting = [waits(link, 0, 60, utilization=0.3) for link in chain]
+    [found] = episodes(waiting, [lone(up(0, 1), 0, 60)])
+    assert (found.cause, found.root, links(found)) == ("slow_receiver", down(1, 1), set(chain))
+
+
+def test_a_port_with_room_is_named_where_nothing_else_is() -> None:
+    [found] = episodes([waits(nic(0, 0), 0, 60)], [lone(down(0, 2), 0, 60)])
+    assert (found.cause, found.root) == ("overload", down(0, 2))
+    assert found.evidence["root_utilization"] == 0.93
+
+
+def test_a_port_with_room_that_carries_one_unhindered_flow_is_innocent() -> None:
+    """node11 sends as much, from and to the same time, and waits for nothing: it is its flow."""
+    waiting = waits(nic(0, 0), 0, 60)
+    passed = lone(down(0, 2), 0, 60)
+    [found] = episodes([waiting], [lone(nic(1, 1), 0, 60), passed])
+    assert (found.cause, found.root) == ("unknown", nic(0, 0))
+    # What sends at another time is not that flow, nor what waits itself.
+    late = episodes([waiting], [lone(nic(1, 1), 25, 160), passed])
+    hindered = waits(nic(1, 1), 0, 60, utilization=0.93)
+    both = episodes([waiting, hindered], [lone(nic(1, 1), 0, 60), passed])
+    assert all(down(0, 2) in {e.root for e in found} for found in (late, both))
+
+
+def test_a_port_full_for_less_time_than_others_wait_is_no_reason() -> None:
+    """5 of 10 s are waited, in two samples; one port was full for 6 s, one for 2 to 4 s."""
+    coarse = replace(waits(up(2, 0), 0, 10, wait=0.5), samples=2)
+    [found] = episodes([coarse], [busy(out(0, 0), 0, 6), busy(out(0, 1), 2, 4)])
+    assert found.root == out(0, 0)
+    # 4 s of waiting could be for either.
+    coarse = replace(coarse, mean_wait_fraction=0.4)
+    both = episodes([coarse], [busy(out(0, 0), 0, 6), busy(out(0, 1), 2, 4)])
+    assert {e.root for e in both} == {out(0, 0), out(0, 1)}
 
 
 def test_busy_without_waiting_is_nothing() -> None:
