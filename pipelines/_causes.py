@@ -74,6 +74,7 @@ class Causes:
     ) -> None:
         self._wait, self._busy = timelines["wait"], timelines["busy"]
         self._errors = timelines["errors"]
+        self._signal = timelines.get("signal", Timeline(()))
         self._topology, self._rules, self._sampled = topology, rules, sampled
         waits = [s for s in self._wait if topology.hop(s.link)]
         busy = [s for s in self._busy if topology.hop(s.link)]
@@ -97,7 +98,7 @@ class Causes:
         if max((r.fit for r in near), default=0.0) < 0.5:
             near += self._farther(stretch)
         kept, passed = choose(stretch, near, self._rules)
-        return kept or [self._alone(stretch)], passed
+        return [self._with_signal(r) for r in kept or [self._alone(stretch)]], passed
 
     def flow_controlled(self, stretch: Stretch) -> bool:
         """Whether a stretch is one of waiting, not of marks or discards alone."""
@@ -346,6 +347,27 @@ class Causes:
             return []
         surely, evidence = found
         return [Reason(kind="sick", stretch=errors, fit=surely, evidence=evidence)]
+
+    def _with_signal(self, reason: Reason) -> Reason:
+        """A root with what the signal of the port that receives from it tells.
+
+        It decides where nothing else is known and it was bad for half of the wait at least:
+        readings are minutes apart, and their errors need not be of the time of the wait.
+        """
+        hop, span = self._topology.hop(reason.stretch.link), reason.stretch
+        if reason.kind == "onward" or hop is None:
+            return reason
+        bad_ns = self._signal.covered_ns(hop.receiver, span.start_ns, span.end_ns)
+        if not bad_ns:
+            return reason
+        errors = self._signal.errors_in(hop.receiver, span.start_ns, span.end_ns)
+        evidence = {"receiver": hop.receiver, "signal_errors_per_s": errors * 1e9 / bad_ns}
+        decides = reason.kind == "alone" and 2 * bad_ns >= span.length_ns
+        return replace(
+            reason,
+            kind="sick" if decides else reason.kind,
+            evidence=reason.evidence | evidence,
+        )
 
     # Lossy fabrics
 

@@ -29,7 +29,7 @@ from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._jobs import Jobs
 from xtune.pipelines._joints import join_runs
 from xtune.pipelines._pieces import PieceMaker, episode_json, read_pieces
-from xtune.pipelines._signals import signal_notes
+from xtune.pipelines._signals import bad_signals, signal_notes
 from xtune.pipelines._state import PieceRecord, State, digest
 from xtune.pipelines._tables import DayInput
 
@@ -74,6 +74,11 @@ class Finish:
         names = join_runs(self.session, state, self.code, rules.report_level)
         paths = [state.path(name) for name in sorted(set(names))]
         state.notes["signals"] = signal_notes(self.session, paths)
+        readings = [file.path for file in self.context.lake.files("derived/signal_margin")]
+        if paths and readings:
+            facts = self.context.identity.facts
+            bad = bad_signals(self.session, readings, paths[0], facts)
+            names.append(state.keep_table("signals", bad))
         sampled = self._sampled()
         maker = PieceMaker(
             session=self.session,

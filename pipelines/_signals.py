@@ -1,13 +1,14 @@
-"""``signal_margin``, a table of its own; and what stretches say of the signals themselves."""
+"""``signal_margin``, a table of its own; what it says of a link's health; and of other signals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 from xtune.pipelines._engine import Session, files_relation
+from xtune.pipelines._identity import PortFacts
 from xtune.pipelines._tables import DayInput, DayTable
 
 
@@ -29,7 +30,31 @@ TABLE = DayTable(
     inputs=("link_signal",),
     prepare=_prepare,
     rests_on=("identity",),
+    before_rates=True,
 )
+
+
+def bad_signals(
+    session: Session, readings: Iterable[Path], like: Path, facts: Mapping[str, PortFacts]
+) -> pa.Table:
+    """Spans in which a port's signal was too bad for its link, as stretches of kind ``signal``.
+
+    Args:
+        session: With the rules as its variables.
+        readings: Files of ``signal_margin``, at least one.
+        like: A file of stretches, for its columns.
+        facts: Port -> what is known of it.
+    """
+    session.view("signal_margin", f"FROM {files_relation(readings)}")
+    session.table("link_stretches", f"FROM {files_relation([like])} WHERE false")
+    rates = {link: f.rate_gbps * 1e9 for link, f in sorted(facts.items()) if f.rate_gbps}
+    links = pa.array(list(rates), pa.string())
+    session.load(
+        "signal_rates",
+        pa.table({"link": links, "bits_s": pa.array(list(rates.values()), pa.float64())}),
+    )
+    session.create("signal_stretches")
+    return session.arrow("FROM signal_stretches")
 
 
 def signal_notes(session: Session, stretches: Iterable[Path]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 SHARED = 0.2
 # How well stretches agree of which the samples are too far apart to tell.
 MAY_BE = 0.75
-KINDS = ("wait", "busy", "received", "errors", "pauses")
+KINDS = ("wait", "busy", "received", "errors", "pauses", "signal")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from tests.pipelines.lakes import at
 from xtune.pipelines import EpisodeRules
 from xtune.pipelines._episodes import Episode, build_episodes
 from xtune.pipelines._identity import identify
-from xtune.pipelines._stretches import Stretch, hash_id
+from xtune.pipelines._stretches import Stretch, Timeline, hash_id
 from xtune.pipelines._topology import Topology
 
 RULES = EpisodeRules()
@@ -110,6 +110,31 @@ def test_a_sick_link_that_does_not_wait_itself() -> None:
     [found] = episodes([waits(nic(0, 0), 5, 25)], sick=[errors(out(1, 0), 4, 26, per_s=3)])
     assert (found.cause, found.root) == ("sick_link", up(0, 1))
     assert found.role(found.members[0]) == "root"
+
+
+@pytest.mark.parametrize(
+    ("link", "until", "cause"),
+    [(out(0, 0), 25, "sick_link"), (out(0, 0), 12, "unknown"), (up(0, 0), 25, "unknown")],
+)
+def test_a_bad_signal_of_the_receiver_decides_where_nothing_else_does(
+    link: str, until: float, cause: str
+) -> None:
+    """Not for a short part of the wait, nor that of the other direction."""
+    topology, identity = fabric()
+    line = timelines([waits(up(0, 0), 5, 25)])
+    line["signal"] = Timeline([errors(link, 0, until, per_s=3)])
+    [found] = build_episodes(line, topology, identity, RULES)
+    assert (found.cause, found.root) == (cause, up(0, 0))
+    assert found.evidence.get("signal_errors_per_s") == (3 if link == out(0, 0) else None)
+
+
+def test_a_bad_signal_is_but_evidence_where_something_else_decides() -> None:
+    topology, identity = fabric()
+    line = timelines([waits(down(0, 2), 5, 25, utilization=0.4)])
+    line["signal"] = Timeline([errors(nic(0, 2), 0, 30, per_s=3)])
+    [found] = build_episodes(line, topology, identity, RULES)
+    assert (found.cause, found.root) == ("slow_receiver", down(0, 2))
+    assert found.evidence["signal_errors_per_s"] == 3
 
 
 def test_few_errors_are_no_sick_link() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.pipelines.fabrics import out, topology_rows, up
 from tests.pipelines.lakes import A, B, counters, derived, new_lake, port_rows, put
 from xtune.pipelines import rebuild
 
@@ -84,3 +86,36 @@ def test_data_off_by_four_is_not_used(tmp_path: Path) -> None:
     for row in derived(lake, "link_rates"):
         assert (row["tx_gbps"], row["utilization"]) == (None, None)
         assert (row["rx_gbps"], row["wait_fraction"]) == (0.032, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "cause", "per_s"),
+    [
+        ((0, 10, 60), "sick_link", 4.0),
+        ((0, 35, 60), "unknown", 4.0),
+        ((0, 52, 60), "unknown", None),
+    ],
+)
+def test_a_signal_gone_bad_tells_what_no_counter_does(
+    tmp_path: Path, times: tuple[float, ...], cause: str, per_s: float | None
+) -> None:
+    """1e-11 of 400e9 bits is 4 errors a second, after the reading before: for all of the 40 s
+    waited from 12 to 52 s, for 17 of them, or for none. The wait is known first."""
+    lake = new_lake(tmp_path / "lake")
+    put(lake, "topology_links", topology_rows())
+    put(lake, "link_counters", port_rows(up(0, 0), [0] * 12 + [0.3] * 40 + [0]))
+    rebuild(lake, threads=1)
+    [episode] = derived(lake, "episodes")
+    assert (episode["cause"], episode["root_link"]) == ("unknown", None)
+    readings = [
+        {"ts": row["ts"], "link": out(0, 0), "effective_ber": ber}
+        for row, ber in zip(counters(times), (0.0, 0.0, 1e-11), strict=True)
+    ]
+    put(lake, "link_signal", readings)
+    rebuild(lake, threads=1)
+    [episode] = derived(lake, "episodes")
+    assert (episode["cause"], episode["root_link"]) == (
+        cause,
+        up(0, 0) if cause == "sick_link" else None,
+    )
+    assert json.loads(episode["evidence"]).get("signal_errors_per_s") == per_s
