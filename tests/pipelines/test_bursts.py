@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.pipelines.docs import LISTED
 from tests.pipelines.fabrics import down, nic, topology_rows, up
 from tests.pipelines.lakes import at, counters, derived, new_lake, put
-from xtune.pipelines import rebuild
+from xtune.pipelines import query, rebuild
 from xtune.pipelines._periods import autocorrelation, event_period, load_periods
 
 Floats = npt.NDArray[np.float64]
@@ -221,6 +223,13 @@ def test_jobs_that_beat_together_on_an_uplink(tmp_path: Path) -> None:
     assert beats[up(0, 0), "b"]["overlap"] == pytest.approx(1.0, rel=0.02)
     assert min(both["phase"], 1 - both["phase"]) < 0.01
     assert beats[nic(0, 0), "a"]["other_job"] is None
+    # The page's own queries.
+    page = LISTED.page.read_text()
+    pairs, groups = re.findall(r'xtune query "(SELECT [^"]* FROM link_beats [^"]*)"', page)
+    [pair] = query(lake, pairs).to_pylist()
+    assert (pair["link"], pair["job"], pair["other_job"]) == (up(0, 0), "a", "b")
+    [group] = query(lake, groups).to_pylist()
+    assert (group["link"], group["jobs"]) == (up(0, 0), ["a", "b"])
 
 
 def test_a_link_without_a_certain_period_says_so(tmp_path: Path) -> None:
