@@ -125,3 +125,10 @@ CREATE OR REPLACE MACRO steady_sum(items) AS list_sum(list_sort(items));
 -- Time that stretches (model busy_spans) cover up to a moment; span is the last that has begun.
 CREATE OR REPLACE MACRO covered_ns(span, moment) AS
     coalesce(span.before_ns + least(moment, span.end_ns) - span.start_ns, 0);
+
+-- How near an episode is to what slowed a job at its time, 0 the nearest. One thing that slows a
+-- job has one cause, or several that hold up its ports at once: those count that hold ports of the
+-- job for sure at that very moment; if none does, those that do so at some time (certain); if none
+-- does, those that may hold them at that moment; if none does, all that may touch the job.
+CREATE OR REPLACE MACRO nearness(sure, certain, may_hold) AS
+    CASE WHEN sure THEN 0 WHEN certain THEN 1 WHEN may_hold THEN 2 ELSE 3 END;

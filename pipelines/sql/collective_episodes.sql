@@ -6,10 +6,7 @@
 -- Cut into minutes, so that only what is near in time is compared; a pair counts in the first
 -- minute that it shares.
 --
--- One thing that slows a job has one cause, or several that hold up its ports at once: of the
--- episodes at the time, those count that hold ports of the job at that very moment; if none does,
--- those that do so at some time; if none does, those that may hold them at that moment; if none
--- does, all that may touch the job.
+-- Of the episodes at the time, the nearest count (macro nearness).
 WITH pieces AS (
     SELECT
         *,
@@ -54,12 +51,7 @@ pairs AS (
 ranked AS (
     SELECT
         pairs.*,
-        CASE
-            WHEN held.sure THEN 0
-            WHEN certain THEN 1
-            WHEN held.episode_id IS NOT NULL THEN 2
-            ELSE 3
-        END AS distance
+        nearness(held.sure, certain, held.episode_id IS NOT NULL) AS distance
     FROM pairs
     LEFT JOIN held
         ON held.collective = pairs.collective AND held.episode_id = pairs.episode_id

@@ -8,10 +8,7 @@
 -- it lies within the time in which the episode held the job's ports, or, of a job of which no port
 -- was held for certain, within the episode.
 --
--- One thing that slows a job has one cause, or several that hold up its ports at once: of the
--- episodes at the time, those count that hold ports of the job at that very moment; if none does,
--- those that do so at some time; if none does, those that may hold them at that moment; if none
--- does, all that may touch the job.
+-- Of the episodes at the time, the nearest count (macro nearness).
 WITH pieces AS (
     SELECT *, unnest(range(first_ns // 60_000_000_000, last_ns // 60_000_000_000 + 1)) AS minute
     FROM (
@@ -65,12 +62,7 @@ ranked AS (
     SELECT
         pairs.*,
         coalesce(held.whole, inside AND NOT certain) AS whole,
-        CASE
-            WHEN held.sure THEN 0
-            WHEN certain THEN 1
-            WHEN held.episode_id IS NOT NULL THEN 2
-            ELSE 3
-        END AS distance
+        nearness(held.sure, certain, held.episode_id IS NOT NULL) AS distance
     FROM pairs LEFT JOIN held ON held.id = pairs.id AND held.episode_id = pairs.episode_id
 )
 SELECT * EXCLUDE (certain, inside, distance)
