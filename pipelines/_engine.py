@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -53,8 +52,7 @@ class Session:
     variables: dict[str, Any] = field(default_factory=dict)
     schema: str = "main"
     _drops: bool = False
-    _texts: dict[str, str] = field(default_factory=dict)
-    _constants: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    _constants: dict[tuple[str, str], tuple[Any, ...]] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __enter__(self) -> Session:
@@ -93,19 +91,18 @@ class Session:
 
     def set_variables(self, values: Mapping[str, Any]) -> None:
         """Give models their parameters: ``getvariable('name')``."""
-        changed = {
-            name: text
-            for name, value in values.items()
-            if self._texts.get(name) != (text := literal(value))
-        }
-        self.variables |= values
-        self._texts |= changed
+        known = {name: literal(value) for name, value in self.variables.items()}
+        wanted = {name: literal(value) for name, value in values.items()}
+        changed = [
+            f"SET VARIABLE {k} = {text}" for k, text in wanted.items() if known.get(k) != text
+        ]
         if changed:
-            self.execute(";".join(f"SET VARIABLE {k} = {text}" for k, text in changed.items()))
+            self.execute(";".join(changed))
+        self.variables |= values
 
     def constants(self, sql: str) -> tuple[Any, ...]:
         """The one row of a query over nothing but variables; kept as long as they stay."""
-        key = sql, *sorted(self._texts.items())
+        key = sql, literal(self.variables)
         if key not in self._constants:
             [self._constants[key]] = self.rows(sql)
         return self._constants[key]
@@ -113,9 +110,7 @@ class Session:
     def beside(self) -> Session:
         """Another session over the same relations, for another Python thread."""
         other = Session(connection=self.connection.cursor(), bound=self.bound, schema=self.schema)
-        other.execute(f"SET search_path = '{self.schema},main'")
-        other.set_variables(self.variables)
-        return other
+        return other._begin(self.variables)
 
     def apart(self, variables: Mapping[str, Any]) -> Session:
         """A session of the same database without a relation; cheaper than a database by far.
@@ -130,12 +125,15 @@ class Session:
             schema=f"apart_{next(_NUMBERS)}",
             _drops=True,
         )
-        other.execute(
-            f"CREATE SCHEMA {other.schema}; SET search_path = '{other.schema},main';"
-            " SET enable_progress_bar = false"
-        )
-        other.set_variables(variables)
-        return other
+        other.execute(f"CREATE SCHEMA {other.schema}")
+        return other._begin(variables)
+
+    def _begin(self, variables: Mapping[str, Any]) -> Session:
+        """Set what each connection to a database has for itself."""
+        path = f"{self.schema},main"
+        self.execute(f"SET search_path = {literal(path)}; SET enable_progress_bar = false")
+        self.set_variables(variables)
+        return self
 
     def view(self, name: str, query: str) -> None:
         """Name a query."""
@@ -157,9 +155,13 @@ class Session:
         Raises:
             XtuneError: It does not bind, or its columns are not the contract's.
         """
+        import duckdb
+
         model = load_model(name)
-        with _binding(name):
+        try:
             self._hold(model, model.sql)
+        except duckdb.Error as error:
+            raise XtuneError(f"model {name} does not bind: {error}") from error
         return model
 
     def _hold(self, model: Model, rows: str) -> None:
@@ -182,9 +184,14 @@ class Session:
         Raises:
             XtuneError: As :meth:`bind` and :meth:`audit`.
         """
+        import duckdb
+
         model = load_model(name)
-        with _binding(name):
+        try:
             self.table(name, model.sql)
+        except duckdb.Error:
+            self.bind(name)  # says so where that is why
+            raise
         self._hold(model, name)
         self.audit(model, name)
 
@@ -315,17 +322,6 @@ def duck_type(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"MAP({duck_type(kind.key_type)}, {duck_type(kind.item_type)})"
     return _DUCK_TYPES[kind]
-
-
-@contextmanager
-def _binding(name: str) -> Iterator[None]:
-    """Say which model it is that does not bind."""
-    import duckdb
-
-    try:
-        yield
-    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as error:
-        raise XtuneError(f"model {name} does not bind: {error}") from error
 
 
 _OF_ONE_ROW = ("not_null", "range")
