@@ -98,7 +98,9 @@ def episode_waits(episodes: Iterable[Episode], topology: Topology, identity: Ide
             "episode_id": episode.id,
             "host": host,
             "receiver": receiver(member, episode.root),
-            "passes": passes(member.link, episode.roots or frozenset({episode.root} - {None})),
+            "passes": passes(
+                member.link, episode.roots or frozenset([episode.root] if episode.root else ())
+            ),
             "start_ns": start,
             "end_ns": end,
         }

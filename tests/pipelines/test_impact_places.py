@@ -23,7 +23,7 @@ def told(root: str | None, *members: Stretch) -> dict[str, tuple[str | None, boo
         root=root,
         cause="unknown",
         members=list(members),
-        roots=frozenset({root} - {None}),  # type: ignore[arg-type]
+        roots=frozenset([root] if root else ()),
     )
     rows = episode_waits([found], TOPOLOGY, IDENTITY).to_pylist()
     return {row["host"]: (row["receiver"], row["passes"]) for row in rows}
