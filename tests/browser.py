@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+from tests import debian
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -22,22 +20,14 @@ ARGUMENTS = [
 ]
 
 
-def may_install() -> bool:
-    return os.environ.get("CI") == "true" or os.environ.get("XTUNE_TEST_APT") == "1"
-
-
 def chromium() -> str:
     """Path of Chromium; installs Debian's package in CI, else skips the test aloud."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
-    if may_install() and shutil.which("apt-get"):
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(["apt-get", "update", "-qq"], check=True, **quiet)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=True, **quiet)
-        return shutil.which("chromium") or pytest.fail("chromium was installed but is not found")
-    pytest.skip("Chromium is not here; CI=true or XTUNE_TEST_APT=1 installs it")
+    return debian.installed(_chromium, ["chromium"])
+
+
+def _chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 @contextmanager

@@ -13,11 +13,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.browser import may_install
+from tests import debian
 from tests.fabric._fat_tree import FatTree, node_id
 
 PACKAGES = ("opensm", "infiniband-diags", "ibsim-utils")
@@ -29,16 +28,7 @@ _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 def installed() -> Path:
     """The wrapper library that attaches tools; installs Debian's packages in CI, else skips."""
-    found = _wrapper()
-    if found is None and may_install() and shutil.which("apt-get"):
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for words in (["update", "-qq"], ["install", "-y", "-qq", *PACKAGES]):
-            subprocess.run(["apt-get", *words], check=True, env=environment, **quiet)
-        found = _wrapper() or pytest.fail("ibsim-utils was installed but is not found")
-    if found is None:
-        pytest.skip(f"{', '.join(PACKAGES)} are not here; CI=true or XTUNE_TEST_APT=1 installs")
-    return found
+    return debian.installed(_wrapper, PACKAGES)
 
 
 def _wrapper() -> Path | None:

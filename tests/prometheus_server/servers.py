@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -18,28 +17,21 @@ from urllib.parse import quote
 
 import pytest
 
+from tests import debian
+
 DEADLINE_S = 30.0
+PACKAGES = ("prometheus", "prometheus-node-exporter")
 
 
 def program(name: str) -> str:
     """Path of a program of Debian's; installs it in CI, else skips the test aloud."""
-    found = shutil.which(name)
-    if found:
-        return found
-    may = os.environ.get("CI") == "true" or os.environ.get("XTUNE_TEST_APT") == "1"
-    if may and shutil.which("apt-get"):
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        quiet["env"] = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-        wait = ["-o", "DPkg::Lock::Timeout=300"]
-        packages = ["prometheus", "prometheus-node-exporter"]
-        subprocess.run(["apt-get", *wait, "update", "-qq"], check=True, **quiet)
-        command = ["apt-get", *wait, "install", "-y", "-qq", "--no-install-recommends"]
-        subprocess.run([*command, *packages], check=True, **quiet)
-        if shutil.which("systemctl"):
-            for service in packages:
-                subprocess.run(["systemctl", "disable", "--now", service], check=False, **quiet)
-        return shutil.which(name) or pytest.fail(f"{name} was installed but is not found")
-    pytest.skip(f"{name} is not here; CI=true or XTUNE_TEST_APT=1 installs it")
+    here = shutil.which(name)
+    found = debian.installed(lambda: shutil.which(name), PACKAGES, recommended=False)
+    if here is None and shutil.which("systemctl"):
+        for service in PACKAGES:  # Debian starts what it installs
+            command = ["systemctl", "disable", "--now", service]
+            subprocess.run(command, check=False, capture_output=True)
+    return found
 
 
 def free_port() -> int:
