@@ -147,6 +147,69 @@ def _extend(  # type: ignore[no-untyped-def]
     return count
 
 
+@_inline
+def _skim(  # type: ignore[no-untyped-def]
+    first, stop, p, times, rates, ticks, counters, leave, busy, link, out, figures, found_levels,
+    found_times, found_links,
+):  # fmt: skip
+    """Take rows of one link for as long as nothing happens in them, which is most of the time.
+
+    What they give is what :func:`advance` gives for a row in which no counter fell, every signal
+    is clear and no run goes on. The state of the link is left to the caller.
+
+    Returns:
+        How many rows were taken, from ``first`` and before ``stop``. ``p`` is the sample before
+        them, until which the level is known.
+    """
+    start, err_has = p[AT], p[ERRORS_PRESENT]
+    tx_p, rx_p, wait_p, drop_p = p[TX], p[RX], p[WAIT], p[DISCARDS]
+    sym_p, err_p = p[SYMBOLS], p[ERRORS]
+    if wait_p < 0 or drop_p < 0:
+        return 0
+    for i in range(first, stop):
+        end, tx_n, rx_n, wait_n = times[i], counters[TX][i], counters[RX][i], counters[WAIT][i]
+        drop_n, sym_n, err_n = counters[DISCARDS][i], counters[SYMBOLS][i], counters[ERRORS][i]
+        rise = (
+            (end > start) & (tx_n >= tx_p) & (rx_n >= rx_p) & (wait_n >= wait_p)
+            & (drop_n >= drop_p) & (sym_n >= sym_p) & (err_n >= err_p)
+            & (counters[ERRORS_PRESENT][i] == err_has)
+        )  # fmt: skip
+        if not rise:
+            return i - first
+        span_s = (end - start) / 1e9
+        capacity = rates[i] * span_s
+        tx = float(tx_n - tx_p) if tx_p >= 0 else np.nan
+        rx = float(rx_n - rx_p) if rx_p >= 0 else np.nan
+        used, received = tx / capacity, rx / capacity
+        wait = float(wait_n - wait_p) * ticks[i] / capacity
+        discard = float(drop_n - drop_p) / span_s
+        error = float(err_n - err_p) / span_s if err_p >= 0 else np.nan
+        if not (wait < leave[0, 0] and discard < leave[2, 0]) or (
+            (used >= busy) | (received >= busy) | (used > 1) | (received > 1) | (error > 0)
+        ):
+            return i - first
+        figures[0, out], figures[1, out] = span_s, tx * 8 / 1e9 / span_s
+        figures[2, out], figures[3, out] = rx * 8 / 1e9 / span_s, used
+        figures[4, out], figures[8, out], figures[10, out] = wait, discard, error
+        figures[11, out] = float(sym_n - sym_p) / span_s if sym_p >= 0 else np.nan
+        found_levels[out], found_times[out], found_links[out] = 0, end, link
+        out += 1
+        start, tx_p, rx_p, wait_p, drop_p = end, tx_n, rx_n, wait_n, drop_n
+        sym_p, err_p = sym_n, err_n
+    return stop - first
+
+
+@_inline
+def _sample(row, times, counters, into):  # type: ignore[no-untyped-def]
+    """Copy a row of an InfiniBand port."""
+    into[TX], into[RX], into[WAIT] = counters[TX][row], counters[RX][row], counters[WAIT][row]
+    into[DISCARDS], into[SYMBOLS] = counters[DISCARDS][row], counters[SYMBOLS][row]
+    into[ERRORS], into[ERRORS_PRESENT] = counters[ERRORS][row], counters[ERRORS_PRESENT][row]
+    into[PAUSE] = into[TX_PAUSE] = into[MARKS] = into[CNPS] = into[RESENT] = -2
+    into[MARKS_PRESENT] = into[RESENT_PRESENT] = 0
+    into[AT] = times[row]
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def advance(  # type: ignore[no-untyped-def]
     cursor, roce, starts, times, rates, ticks, counters, enter, leave, numbers, last, earlier,
@@ -195,10 +258,9 @@ def advance(  # type: ignore[no-untyped-def]
     p_rate, p_tick = last_floats[link, 0], last_floats[link, 1]
     e_rate, e_tick = earlier_floats[link, 0], earlier_floats[link, 1]
     suspect = True  # whether a counter fell in the interval before
-    for i in range(times.shape[0]):
+    while taken < times.shape[0]:
         if count + _ROOM > runs.shape[0]:
             break
-        taken += 1
         while row == starts[link + 1]:
             for kind in range(K_LOST):
                 count = _close(open_runs, open_floats, kind, runs, run_floats, count)
@@ -212,6 +274,25 @@ def advance(  # type: ignore[no-untyped-def]
             have, held_level, known_end = samples[link], levels[link], known_ends[link]
             p_rate, p_tick = last_floats[link, 0], last_floats[link, 1]
             e_rate, e_tick = earlier_floats[link, 0], earlier_floats[link, 1]
+        if not (roce or suspect) and have > 0 and known_end > 0 and known_end == p[AT]:
+            stop = min(times.shape[0], taken + starts[link + 1] - row)
+            skimmed = _skim(
+                taken, stop, p, times, rates, ticks, counters, leave, busy, link, out, figures,
+                found_levels, found_times, found_links,
+            )  # fmt: skip
+            if skimmed > 0:
+                taken, row, out = taken + skimmed, row + skimmed, out + skimmed
+                if skimmed > 1:
+                    _sample(taken - 2, times, counters, e)
+                    e_rate, e_tick = rates[taken - 2], ticks[taken - 2]
+                else:
+                    e[:], e_rate, e_tick = p, p_rate, p_tick
+                _sample(taken - 1, times, counters, p)
+                p_rate, p_tick = rates[taken - 1], ticks[taken - 1]
+                have, here, held_level, known_end = np.int64(2), np.int64(1), np.int64(0), p[AT]
+                continue
+        i = taken
+        taken += 1
         row += 1
         end, rate, tick = times[i], rates[i], ticks[i]
         start = p[AT]
