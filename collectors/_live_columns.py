@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ class Block:
         names: Directory and name of each counter.
         stamps: When each reading began, nanoseconds since the epoch.
         rates: The port's rate at each reading, Gb/s.
-        values: For each reading the content of each counter's file.
+        values: For each reading the content of each counter's file, or of the first ones only.
     """
 
     about: Mapping[str, Any]
@@ -110,14 +110,22 @@ def _parsed(blocks: Sequence[Block], rejected: dict[str, Reject]) -> dict[tuple[
     """Each counter's values over all blocks, null where the file held no counter."""
     columns: dict[tuple[str, str], Column] = {name: [] for name in blocks[0].names}
     for block in blocks:
-        for name, raw in zip(block.names, zip(*block.values, strict=True), strict=True):
+        often = min(map(len, block.values))
+        for name, raw in zip(block.names, zip(*block.values, strict=False), strict=False):
             columns[name] += _numbers(raw, name, block, rejected)
+        whole = [values[often:] for values in block.values if len(values) > often]
+        rest = zip(*whole, strict=True) if whole else repeat(())
+        for name, raw in zip(block.names[often:], rest, strict=False):
+            known = iter(_numbers(raw, name, block, rejected))
+            columns[name] += [next(known) if len(v) > often else None for v in block.values]
     return columns
 
 
 def _numbers(
     raw: Sequence[bytes], name: tuple[str, str], block: Block, rejected: dict[str, Reject]
 ) -> Column:
+    if not raw:
+        return []
     first = raw[0]
     if raw.count(first) == len(raw):  # most error counters never move
         return [_number(first, name, block, rejected)] * len(raw)

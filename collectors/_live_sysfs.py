@@ -2,10 +2,15 @@
 
 Counter files stay open and are read again at offset 0, values are held as read, and Arrow is built
 only when somebody takes them. An open file outlives its name: a device that was renamed, replaced
-or unplugged would go on giving old numbers. So after each reading the folders of the counters are
-looked up by their path, and a reading from files that are no longer there is thrown away.
+or unplugged would go on giving old numbers. So after each reading the folder of the counters is
+looked up by its path, and a reading from files that are no longer there is thrown away.
 
-What it assumes: a folder whose files are replaced has another inode or another modification time.
+Every reading is a call into the driver, and some ask the firmware. Counters that have a column, so
+those that rates and episodes come from, are read at each tick; the others once a second where
+ticks are closer, and are unknown (no key in ``extra``) between.
+
+What it assumes: a folder whose files are replaced has another inode or another modification time,
+and a port's folders of counters come and go together (each is looked up once a second).
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from xtune.collectors._ib_sysfs_tree import (
 )
 from xtune.collectors._live_columns import Block, counter_rows
 from xtune.collectors._open_files import allow_many
-from xtune.collectors.ib_sysfs import COLLECTOR, port_rows
+from xtune.collectors.ib_sysfs import COLLECTOR, has_column, port_rows
 
 #: A counter is at most 20 digits and a line end; longer text is no counter.
 VALUE_BYTES = 32
@@ -42,8 +47,9 @@ WATCH_NS = 1_000_000_000
 SCAN_NS = 10_000_000_000
 #: Files that this process may hold open beside counters: those of the lake and of libraries.
 SPARE_FILES = 256
-#: How often the rate of a port is read: most drivers ask the firmware.
-RATE_NS = 1_000_000_000
+#: How often the rate of a port and counters without a column are read: once a second, whatever
+#: little a tick comes early.
+WHOLE_NS = 950_000_000
 #: What a driver says of a counter that it does not have: no use asking at every tick.
 _NEVER = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM}
 _GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTDIR}
@@ -62,12 +68,13 @@ class _Files:
 
     folder: Path
     number: int
-    names: list[tuple[str, str]] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)  # those with a column first
     handles: list[int] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)  # those of its counters that exist
     sign: list[tuple[int, int, int] | None] = field(default_factory=list)
     rate_handle: int | None = None
     failed: set[tuple[str, str]] = field(default_factory=set)
+    often: int = 0  # how many of its counters are read at each tick
     held: int = 0  # how many of those that may be open it holds; none: opened at each reading
 
     def open(self) -> None:
@@ -82,16 +89,25 @@ class _Files:
         with suppress(OSError):
             self.rate_handle = _open(here / "rate")
 
-    def look(self) -> list[tuple[int, int, int] | None]:
-        """What is at the paths of the counters' folders now."""
+    def count_often(self) -> None:
+        """Count those that are read at each tick: all, where none has a column."""
+        self.often = sum(has_column(name) for _, name in self.names) or len(self.names)
+
+    def look(self, most: int | None = None) -> list[tuple[int, int, int] | None]:
+        """What is at the paths of the counters' folders now, or of the first of them."""
         found: list[tuple[int, int, int] | None] = []
-        for folder in self.folders:
+        for folder in self.folders[:most]:
             try:
                 status = os.stat(folder)
                 found.append((status.st_dev, status.st_ino, status.st_mtime_ns))
             except OSError:
                 found.append(None)
         return found
+
+    def are_there(self, whole: bool) -> bool:
+        """Whether the open files are those at the path; by one folder of them, or by each."""
+        most = None if whole else 1
+        return self.look(most) == self.sign[:most]
 
     def close(self) -> None:
         for handle in [*self.handles, *([] if self.rate_handle is None else [self.rate_handle])]:
@@ -165,7 +181,8 @@ class SysfsSampler:
         self._names: dict[str, str] = {}  # link -> the device's name
         self._away: set[str] = set()
         self.wide: set[str] = set()  # devices once seen to have 64-bit counters
-        self._scan_ns = self._watch_ns = self._rate_ns = monotonic_ns()
+        self._scan_ns = self._watch_ns = monotonic_ns()
+        self._whole_ns = self._scan_ns - WHOLE_NS
         most = allow_many()
         self._may_hold = most - min(SPARE_FILES, most // 2)  # more files than are open now
         # Devices without a GUID, by name, and whether that must be seen twice from now on.
@@ -180,53 +197,54 @@ class SysfsSampler:
         return len(self._ports)
 
     def tick(self) -> None:
-        """Read every counter once."""
+        """Read every counter that is due."""
         now = self._monotonic_ns()
         if now - self._watch_ns >= WATCH_NS:
             self._watch_ns = now
             if now - self._scan_ns >= SCAN_NS or self._listed() != self._list:
                 self._scan()
-        rates = now - self._rate_ns >= RATE_NS
-        if rates:
-            self._rate_ns = now
-        lost = [key for key, port in self._ports.items() if not self._read(port, rates)]
+        whole = now - self._whole_ns >= WHOLE_NS
+        if whole:
+            self._whole_ns = now
+        lost = [key for key, port in self._ports.items() if not self._read(port, whole)]
         if lost:
             for key in lost:
                 self._drop(key)
             self._scan()
             for key in [key for key in lost if key in self._ports]:
                 # What was opened just now is fresh, however fast it changes again.
-                self._read(self._ports[key], False, check=False)
+                self._read(self._ports[key], True, check=False)
             for key in self._fresh.difference(lost):
-                self._read(self._ports[key], False, check=False)
+                self._read(self._ports[key], True, check=False)
 
-    def _read(self, port: _LivePort, rates: bool, *, check: bool = True) -> bool:
+    def _read(self, port: _LivePort, whole: bool, *, check: bool = True) -> bool:
         """Read one port; false, and nothing held, where its files are not at their paths."""
         files = port.files
         if files.held:
-            return self._read_open(port, rates, check)
+            return self._read_open(port, whole, check)
         try:
             files.open()
-            return self._read_open(port, rates, check)
+            return self._read_open(port, whole, check)
         except OSError:
             return False
         finally:
             files.close()
 
-    def _read_open(self, port: _LivePort, rates: bool, check: bool) -> bool:
+    def _read_open(self, port: _LivePort, whole: bool, check: bool) -> bool:
         files = port.files
-        if rates:
+        if whole:
             self._read_rate(port)
+        due = len(files.handles) if whole else files.often
         stamp = self._now_ns()
         pread = os.pread
         try:
-            values = [pread(handle, VALUE_BYTES, 0) for handle in files.handles]
+            values = [pread(handle, VALUE_BYTES, 0) for handle in files.handles[:due]]
         except OSError:
             try:
-                values = self._read_each(port)
+                values = self._read_each(port, due)
             except _GoneError:
                 return False
-        if check and files.look() != files.sign:
+        if check and not files.are_there(whole):
             return False
         if values:
             block = port.block
@@ -235,12 +253,12 @@ class SysfsSampler:
             block.values.append(values)
         return True
 
-    def _read_each(self, port: _LivePort) -> list[bytes]:
+    def _read_each(self, port: _LivePort, due: int) -> list[bytes]:
         """One by one, after one of them failed; what the driver never gives is given up."""
         files = port.files
         values: list[bytes] = []
         dead: list[int] = []
-        for index, handle in enumerate(files.handles):
+        for index, handle in enumerate(files.handles[:due]):
             try:
                 values.append(os.pread(handle, VALUE_BYTES, 0))
             except OSError as error:
@@ -255,6 +273,7 @@ class SysfsSampler:
             for index in reversed(dead):
                 files.failed.add(files.names.pop(index))
                 os.close(files.handles.pop(index))
+            files.count_often()
             self._begin_block(port)
         return values
 
@@ -369,13 +388,15 @@ class SysfsSampler:
         here = folder / "ports" / str(number)
         files.folders = _folders(folder, number)
         files.sign = files.look()
-        for kind, name in counter_files(folder, number):
+        names = sorted(counter_files(folder, number), key=lambda at: not has_column(at[1]))
+        for kind, name in names:
             try:
                 files.handles.append(_open(here / kind / name))
                 files.names.append((kind, name))
             except OSError as error:
                 files.failed.add((kind, name))
                 self._reject(files, (kind, name), error)
+        files.count_often()
         with suppress(OSError):
             files.rate_handle = _open(here / "rate")
         count = len(files.handles) + 1

@@ -46,6 +46,11 @@ _TRAFFIC = {
 }
 
 
+def is_renamed(name: str) -> bool:
+    """Whether a counter of ``hw_counters`` is one that mlx5 or the kernel names otherwise."""
+    return name in _ALIASES or name in _TRAFFIC
+
+
 def aliased(hw_counters: Mapping[str, _Value]) -> dict[str, _Value]:
     """Counters that another driver has under another name, by the name of their column."""
     return {_ALIASES[n]: v for n, v in hw_counters.items() if n in _ALIASES}

@@ -31,7 +31,8 @@ from xtune.collectors._ib_sysfs_tree import (
     search_devices,
 )
 from xtune.collectors._ib_time import fallback_time
-from xtune.collectors._rdma_drivers import aliased, traffic
+from xtune.collectors._rdma_drivers import aliased, is_renamed, traffic
+from xtune.tables import COUNTERS
 
 #: Names under ``counters_ext/`` (kernels before 4.5) and what they are called since.
 _EXTENDED = {
@@ -47,6 +48,11 @@ _EXTENDED = {
 
 
 _Value = TypeVar("_Value")
+
+
+def has_column(name: str) -> bool:
+    """Whether a file's counter, by whatever name its driver has for it, fills a column."""
+    return name in COUNTERS or name in _EXTENDED or is_renamed(name)
 
 
 def merged(
