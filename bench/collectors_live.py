@@ -71,7 +71,7 @@ def new_run():
         host="host", place=tree, stop=Stop(), status=Status(),
     )
 
-new_run().run(interval_s, 1.0)
+new_run().run(interval_s, 11.0)
 run = new_run()
 began = cpu_s()
 run.run(interval_s, seconds)

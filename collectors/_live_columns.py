@@ -110,14 +110,16 @@ def _parsed(blocks: Sequence[Block], rejected: dict[str, Reject]) -> dict[tuple[
     """Each counter's values over all blocks, null where the file held no counter."""
     columns: dict[tuple[str, str], Column] = {name: [] for name in blocks[0].names}
     for block in blocks:
-        often = min(map(len, block.values))
+        often, count = min(map(len, block.values)), len(block.values)
         for name, raw in zip(block.names, zip(*block.values, strict=False), strict=False):
             columns[name] += _numbers(raw, name, block, rejected)
-        whole = [values[often:] for values in block.values if len(values) > often]
-        rest = zip(*whole, strict=True) if whole else repeat(())
-        for name, raw in zip(block.names[often:], rest, strict=False):
-            known = iter(_numbers(raw, name, block, rejected))
-            columns[name] += [next(known) if len(v) > often else None for v in block.values]
+        whole = [at for at, values in enumerate(block.values) if len(values) > often]
+        rest = zip(*(block.values[at][often:] for at in whole), strict=True)
+        for name, raw in zip(block.names[often:], rest if whole else repeat(()), strict=False):
+            column: Column = [None] * count
+            for at, value in zip(whole, _numbers(raw, name, block, rejected), strict=True):
+                column[at] = value
+            columns[name] += column
     return columns
 
 
@@ -181,10 +183,11 @@ def _extra(columns: Mapping[str, Column], count: int) -> Any:
             list(chain.from_iterable(zip(*columns.values(), strict=True))), pa.uint64()
         )
         return pa.MapArray.from_arrays(list(range(0, size * count + 1, size)), keys, values)
-    names = list(columns)
+    names, size = list(columns), len(columns)
     return [
         [(name, value) for name, value in zip(names, row, strict=True) if value is not None]
-        or None
+        if row.count(None) < size
+        else None
         for row in zip(*columns.values(), strict=True)
     ]
 

@@ -2,15 +2,15 @@
 
 Counter files stay open and are read again at offset 0, values are held as read, and Arrow is built
 only when somebody takes them. An open file outlives its name: a device that was renamed, replaced
-or unplugged would go on giving old numbers. So after each reading the folder of the counters is
-looked up by its path, and a reading from files that are no longer there is thrown away.
+or unplugged could go on giving old numbers. So after each reading the folders of the counters are
+looked up by their path, once a second where they have stood still for a while, and readings since
+the last time that came from files that are no longer there are thrown away.
 
 Every reading is a call into the driver, and some ask the firmware. Counters that have a column, so
 those that rates and episodes come from, are read at each tick; the others once a second where
 ticks are closer, and are unknown (no key in ``extra``) between.
 
-What it assumes: a folder whose files are replaced has another inode or another modification time,
-and a port's folders of counters come and go together (each is looked up once a second).
+What it assumes: a folder whose files are replaced has another inode or another modification time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ VALUE_BYTES = 32
 WATCH_NS = 1_000_000_000
 #: How often attributes (state, width) are read anew, and counters that failed are tried again.
 SCAN_NS = 10_000_000_000
+#: How long folders must have stood still to be looked up when a port is read as a whole only.
+STEADY_NS = 10_000_000_000
 #: Files that this process may hold open beside counters: those of the lake and of libraries.
 SPARE_FILES = 256
-#: How often the rate of a port and counters without a column are read: once a second, whatever
-#: little a tick comes early.
+#: How often a port is read as a whole, its rate and counters without a column too: once a second,
+#: whatever little a tick comes early.
 WHOLE_NS = 950_000_000
 #: What a driver says of a counter that it does not have: no use asking at every tick.
 _NEVER = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM}
@@ -93,21 +95,16 @@ class _Files:
         """Count those that are read at each tick: all, where none has a column."""
         self.often = sum(has_column(name) for _, name in self.names) or len(self.names)
 
-    def look(self, most: int | None = None) -> list[tuple[int, int, int] | None]:
-        """What is at the paths of the counters' folders now, or of the first of them."""
+    def look(self) -> list[tuple[int, int, int] | None]:
+        """What is at the paths of the counters' folders now."""
         found: list[tuple[int, int, int] | None] = []
-        for folder in self.folders[:most]:
+        for folder in self.folders:
             try:
                 status = os.stat(folder)
                 found.append((status.st_dev, status.st_ino, status.st_mtime_ns))
             except OSError:
                 found.append(None)
         return found
-
-    def are_there(self, whole: bool) -> bool:
-        """Whether the open files are those at the path; by one folder of them, or by each."""
-        most = None if whole else 1
-        return self.look(most) == self.sign[:most]
 
     def close(self) -> None:
         for handle in [*self.handles, *([] if self.rate_handle is None else [self.rate_handle])]:
@@ -124,6 +121,16 @@ class _LivePort:
     block: Block
     rate_gbps: float | None = None
     rate_text: bytes = b""
+    sure: int = 0  # readings of the block that are known to come from the files at the path
+
+    def confirm(self) -> None:
+        """Take all readings for sure."""
+        self.sure = len(self.block.stamps)
+
+    def drop_doubtful(self) -> None:
+        """Throw away what is not sure."""
+        block = self.block
+        del block.stamps[self.sure :], block.rates[self.sure :], block.values[self.sure :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +190,7 @@ class SysfsSampler:
         self.wide: set[str] = set()  # devices once seen to have 64-bit counters
         self._scan_ns = self._watch_ns = monotonic_ns()
         self._whole_ns = self._scan_ns - WHOLE_NS
+        self._changed_ns = self._scan_ns
         most = allow_many()
         self._may_hold = most - min(SPARE_FILES, most // 2)  # more files than are open now
         # Devices without a GUID, by name, and whether that must be seen twice from now on.
@@ -206,31 +214,33 @@ class SysfsSampler:
         whole = now - self._whole_ns >= WHOLE_NS
         if whole:
             self._whole_ns = now
-        lost = [key for key, port in self._ports.items() if not self._read(port, whole)]
+        look = whole or now - self._changed_ns < STEADY_NS
+        ports = self._ports.items()
+        lost = [key for key, port in ports if not self._read(port, whole=whole, look=look)]
         if lost:
+            self._changed_ns = now
             for key in lost:
                 self._drop(key)
             self._scan()
-            for key in [key for key in lost if key in self._ports]:
-                # What was opened just now is fresh, however fast it changes again.
-                self._read(self._ports[key], True, check=False)
-            for key in self._fresh.difference(lost):
-                self._read(self._ports[key], True, check=False)
+            # What was opened just now is there, however fast it changes again.
+            for key in {key for key in lost if key in self._ports} | self._fresh:
+                if self._read(self._ports[key], whole=True, look=False):
+                    self._ports[key].confirm()
 
-    def _read(self, port: _LivePort, whole: bool, *, check: bool = True) -> bool:
+    def _read(self, port: _LivePort, *, whole: bool, look: bool) -> bool:
         """Read one port; false, and nothing held, where its files are not at their paths."""
         files = port.files
         if files.held:
-            return self._read_open(port, whole, check)
+            return self._read_open(port, whole, look)
         try:
             files.open()
-            return self._read_open(port, whole, check)
+            return self._read_open(port, whole, look)
         except OSError:
             return False
         finally:
             files.close()
 
-    def _read_open(self, port: _LivePort, whole: bool, check: bool) -> bool:
+    def _read_open(self, port: _LivePort, whole: bool, look: bool) -> bool:
         files = port.files
         if whole:
             self._read_rate(port)
@@ -243,14 +253,17 @@ class SysfsSampler:
             try:
                 values = self._read_each(port, due)
             except _GoneError:
+                port.confirm()  # they were there as long as the driver answered
                 return False
-        if check and not files.are_there(whole):
+        if look and files.look() != files.sign:
             return False
         if values:
             block = port.block
             block.stamps.append(stamp)
             block.rates.append(port.rate_gbps)
             block.values.append(values)
+        if look:
+            port.confirm()
         return True
 
     def _read_each(self, port: _LivePort, due: int) -> list[bytes]:
@@ -293,6 +306,9 @@ class SysfsSampler:
         """What was read since the last call; holds nothing of it afterwards."""
         seen, blocks = self._seen, self._done
         for port in self._ports.values():
+            if port.sure < len(port.block.stamps) and port.files.look() != port.files.sign:
+                port.drop_doubtful()
+                self._changed_ns = self._monotonic_ns()
             blocks.append(port.block)
             self._begin_block(port, keep=False)
         self._seen, self._done = [], []
@@ -307,9 +323,11 @@ class SysfsSampler:
         if keep and port.block.stamps:
             self._done.append(port.block)
         port.block = Block(about=port.about, names=tuple(port.files.names))
+        port.sure = 0
 
     def _drop(self, key: tuple[str, int]) -> None:
         port = self._ports.pop(key)
+        port.drop_doubtful()
         if port.block.stamps:
             self._done.append(port.block)
         self._may_hold += port.files.held
@@ -372,6 +390,8 @@ class SysfsSampler:
         if old is not None:
             same = old.files.folders == _folders(folder, key[1])
             same = same and old.files.look() == old.files.sign
+            if same:
+                old.confirm()
             if same and not changed and not self._retries(old):
                 return
             self._drop(key)

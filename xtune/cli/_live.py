@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xtune.collectors import Context, Reject, Rows
     from xtune.lake import Lake
 
-FLUSH_S = 5.0  # a killed collector loses at most this much
+FLUSH_S = 10.0  # a killed collector loses at most this much
 #: Beyond this a write that does not end (a network file system that hangs) stops the sampling:
 #: what is read waits in memory.
 STALLED_S = 120.0
