@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from xtune.lake import Lake
+from xtune.pipelines._engine import connect
 from xtune.tables import LINK_COUNTERS
 
 T0_S = 1_772_409_600  # 2026-03-02T00:00:00Z
@@ -109,15 +109,9 @@ def date_of(hour: int) -> str:
 def put_hour(lake: Lake, fabric: Fabric, hour: int) -> None:
     """Add an hour to a lake as compaction leaves it."""
     path = lake.scratch("link_counters") / f"{hour}.parquet.tmp"
-    schema = LINK_COUNTERS.schema.with_metadata(lake.metadata("link_counters"))
-    pq.write_table(
-        fabric.hour(hour).cast(schema),
-        path,
-        compression="zstd",
-        row_group_size=122_880,
-        use_dictionary=["link", "source"],
-        store_schema=False,
-    )
+    with connect(threads=2) as session:
+        session.load("raw", fabric.hour(hour))
+        session.copy("FROM raw", path, lake.metadata("link_counters"))
     with lake.begin() as transaction:
         transaction.adopt("link_counters", path, date=date_of(hour), compacted=True)
         transaction.commit()
