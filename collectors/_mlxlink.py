@@ -6,6 +6,7 @@ and 4.35.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ _RANGE = re.compile(r"\[[^\[\]]{0,80}\.\.[^\[\]]{0,80}\]$")
 #: A copper cable reads 0 in all its range of 0; so 0 is what it does not measure.
 _NO_RANGE = re.compile(r"\[-?0(?:\.0{1,9})?\.\.-?0(?:\.0{1,9})?\]$")
 _ZERO = re.compile(r"-?0(?:\.0+)?")
-_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _BIN = re.compile(r"Bin\s*(\d{1,3})", re.ASCII)
 #: Bits on the wire of a lane by its nominal Gb/s: 64b/66b to 25G, RS(544,514) PAM4 beyond
 #: (IEEE 802.3 clauses 91, 119, 134; InfiniBand's lanes of EDR and later run at the same rates).
@@ -80,7 +81,8 @@ def lanes(value: Any) -> list[str | None]:
 def number(value: str | None) -> float | None:
     """The number a value begins with: ``61`` of ``61C``."""
     match = _NUMBER.match(value or "")
-    return float(match[0]) if match else None
+    found = float(match[0]) if match else None
+    return found if found is not None and math.isfinite(found) else None
 
 
 def count(value: str | None) -> int | None:

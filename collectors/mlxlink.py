@@ -188,7 +188,7 @@ def _rate(
     errors: int | None, bits: float | None, printed: str | None
 ) -> tuple[float | None, dict[str, str]]:
     """Bit error rate from counted errors, else as printed, and what to say of it in ``extra``."""
-    if errors is not None and bits:
+    if errors is not None and bits and bits >= max(errors, 1):  # else that time cannot be
         if errors:
             return errors / bits, {}
         return None, {"raw_ber_below": f"{1 / bits:.3g}", "raw_ber_is": NO_ERROR}

@@ -54,6 +54,16 @@ def whole(result: Result) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.parametrize("minutes", ["-1", "0", "0.0", "1e-14", "-0.0", "N/A", "1e400"])
+def test_a_time_that_cannot_be_gives_no_rate(tmp_path: Path, minutes: str) -> None:
+    given = counted()
+    section = given["result"]["output"]["Physical Counters and BER Info"]
+    section["Time Since Last Clear [Min]"] = minutes
+    found = lanes(run_text("mlxlink", tmp_path, json.dumps(given)))
+    assert [found[lane]["raw_ber"] for lane in (0, 1, 3)] == [1e-11, None, 3e-11]  # as printed
+    assert "raw_ber_below" not in found[1]["extra"]
+
+
 def test_line_rates_are_those_of_the_standards() -> None:
     assert _mlxlink.line_gbps("400G", "4x", None) == pytest.approx(LANE_BITS_S / 1e9)
     fec_25g = 25 * 257 / 256 * 528 / 514
