@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +9,7 @@ from typing import Literal
 import pyarrow.compute as pc
 
 from xtune.errors import LakeError, NoDataError, XtuneError
-from xtune.lake import Lake
+from xtune.lake import BusyError, Lake
 from xtune.pipelines._engine import connect, files_relation
 from xtune.pipelines._inventory import Inventory
 from xtune.pipelines._state import State
@@ -67,15 +66,14 @@ def _running(lake: Lake) -> Iterator[Finding]:
     try:
         with lake.exclusive("rebuild"):
             yield Finding(check="rebuild lock", state="ok", found="free")
-    except LakeError as error:
+    except BusyError as error:
         yield Finding(
             check="rebuild lock", state="warn", found="held",
             mend=f"{error.message}: wait for it, or end that process (fuser"
             f" {lake.ledger.folder / 'rebuild.lock'})",
         )  # fmt: skip
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+    except LakeError:
+        return  # it cannot be written: nothing is to be rebuilt
 
 
 def _stale(lake: Lake, rules: EpisodeRules) -> Iterator[Finding]:

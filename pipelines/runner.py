@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from xtune.errors import NoDataError
 from xtune.executor import open_executor, workers_of
@@ -24,7 +27,7 @@ from xtune.pipelines._missing import forget_missing
 from xtune.pipelines._parts import Parts
 from xtune.pipelines._refresh import Refresher
 from xtune.pipelines._source import code_digest, source_digest
-from xtune.pipelines._state import State
+from xtune.pipelines._state import FOLDER, State
 from xtune.pipelines._summary import RebuildSummary, ShardSummary, summarize
 from xtune.pipelines._tables import day_tables
 from xtune.pipelines._topology import Topology
@@ -216,8 +219,16 @@ def plan_rebuild(
     _check_telemetry(lake)
     work = Work(rules=rules or EpisodeRules())
     span = _ns(since, 0), _ns(until, _EVER_NS)
-    with lake.shared(_SHARDS), work.connect(lake.scratch("derived/link_rates")) as session:
-        state = State.load(lake.root)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xtune-")))
+        session = stack.enter_context(work.connect(scratch))
+        if os.access(lake.ledger.folder, os.W_OK):
+            stack.enter_context(lake.shared(_SHARDS))
+            state = State.load(lake.root)
+        else:  # on a read-only disk: what planning learns goes to a copy
+            if (lake.root / FOLDER).is_dir():
+                shutil.copytree(lake.root / FOLDER, scratch / FOLDER)
+            state = State.load(scratch)
         inventory, context = _look(lake, session, state, work)
         inventory.clocks = Clocks.read(lake)
         code = code_digest(work.rules)
@@ -230,8 +241,13 @@ def plan_rebuild(
 
 
 def _check_telemetry(lake: Lake) -> None:
-    if not any(lake.files(name) for name, table in TABLES.items() if not table.derived):
-        raise NoDataError("the lake holds no telemetry", "run xtune collect first")
+    if any(lake.files(name) for name, table in TABLES.items() if not table.derived):
+        return
+    if lake.inputs():
+        raise NoDataError(
+            "the lake holds no telemetry any more: it was pruned", "derived tables are kept"
+        )
+    raise NoDataError("the lake holds no telemetry", "run xtune collect first")
 
 
 def _look(lake: Lake, session: Session, state: State, work: Work) -> tuple[Inventory, DayContext]:

@@ -129,9 +129,11 @@ class Lake:
 
         Raises:
             BusyError: Another process is doing it.
+            LakeError: The lake cannot be written.
         """
-        self.ledger.create()
-        descriptor = _disk.try_lock(self.ledger.folder / f"{name}.lock")
+        with self._writable():
+            self.ledger.create()
+            descriptor = _disk.try_lock(self.ledger.folder / f"{name}.lock")
         if descriptor is None:
             raise BusyError(f"another {name} of {self.root} is running", "wait for it to end")
         with _disk.held(descriptor):
@@ -139,7 +141,20 @@ class Lake:
 
     @contextmanager
     def shared(self, name: str) -> Iterator[None]:
-        """Do ``name`` beside others that do; none of them is in :meth:`exclusive` meanwhile."""
-        self.ledger.create()
-        with _disk.held(_disk.share_lock(self.ledger.folder / f"{name}.lock")):
+        """Do ``name`` beside others that do; none of them is in :meth:`exclusive` meanwhile.
+
+        Raises:
+            LakeError: The lake cannot be written.
+        """
+        with self._writable():
+            self.ledger.create()
+            descriptor = _disk.share_lock(self.ledger.folder / f"{name}.lock")
+        with _disk.held(descriptor):
             yield
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LakeError.unwritable(self.root, error) from error
