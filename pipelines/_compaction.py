@@ -110,7 +110,7 @@ def compact(
         if state is not None:
             state.origins |= {name: state.origin(files) for name, files in origins}
     if state is not None:
-        live = {file.path.relative_to(lake.root).as_posix() for file in lake.files(TABLE)}
+        live = {lake.name_of(file) for file in lake.files(TABLE)}
         for name in state.origins.keys() - live:
             del state.origins[name]
     return total
@@ -148,7 +148,7 @@ def _compact_date(lake: Lake, session: Session, task: DateTask) -> tuple[Compact
             )
             if written:
                 transaction.adopt(TABLE, path, date=closed[0].date, compacted=compacted)
-                read.append([_name(lake, f) for f in task.files if touches(f, begin, end)])
+                read.append([lake.name_of(f) for f in task.files if touches(f, begin, end)])
                 rows += written
             else:
                 path.unlink()
@@ -194,7 +194,3 @@ def _is_compact(chunk: Chunk, open_from_ns: int) -> bool:
         and (file.min_ts_ns or 0) >= chunk.start_ns
         and (file.max_ts_ns or 0) < end
     )
-
-
-def _name(lake: Lake, file: DataFile) -> str:
-    return file.path.relative_to(lake.root).as_posix()

@@ -268,7 +268,7 @@ class DayWork:
     def _record(self, day: Day) -> TableRecord:
         more = self.step.more(day)
         own, near = (
-            {name: [self._relative(f) for f in found] for name, found in files.items()}
+            {name: [self._lake.name_of(f) for f in found] for name, found in files.items()}
             for files in (day.own, day.near)
         )
         return TableRecord(
@@ -373,9 +373,6 @@ class DayWork:
         reach = self.step.reach_days * NS_PER_DAY
         low, high = moment(day.start_ns - reach), moment(day.end_ns + reach)
         return f"FROM {relation} WHERE {table.time} >= {low} AND {table.time} < {high}"
-
-    def _relative(self, file: DataFile) -> str:
-        return file.path.relative_to(self._lake.root).as_posix()
 
 
 def publish_days(lake: Lake, state: State, works: Iterable[DayWork]) -> DaysDone:

@@ -73,14 +73,14 @@ class Inventory:
 
     def record(self, file: DataFile) -> RawRecord:
         """What one raw file holds."""
-        return self._state.raw[self._name(file)]
+        return self._state.raw[self._lake.name_of(file)]
 
     def links(self, file: DataFile) -> list[str]:
         """Links of one raw file, sorted."""
         return [link for link, _ in self._set(self.record(file).links)]
 
     def _look_through(self, session: Session) -> None:
-        files = {self._name(f): f for f in self._lake.files("link_counters")}
+        files = {self._lake.name_of(f): f for f in self._lake.files("link_counters")}
         known = self._state.raw
         for name in known.keys() - files.keys():
             del known[name]
@@ -101,7 +101,7 @@ class Inventory:
 
     def _hosts_beside(self, session: Session) -> set[str]:
         """Hosts that other raw tables name; each file is read once."""
-        files = {self._name(f): f for table in _HOSTED for f in self._lake.files(table)}
+        files = {self._lake.name_of(f): f for table in _HOSTED for f in self._lake.files(table)}
         known = self._state.hosts
         for name in known.keys() - files.keys():
             del known[name]
@@ -121,9 +121,6 @@ class Inventory:
             rows = pq.read_table(self._state.path(name)).to_pylist()
             self._links[name] = [(row["link"], row["host"]) for row in rows]
         return self._links[name]
-
-    def _name(self, file: DataFile) -> str:
-        return file.path.relative_to(self._lake.root).as_posix()
 
 
 def _rows(session: Session, lake: Lake, table: str, query: str) -> list[Mapping[str, Any]]:

@@ -29,7 +29,7 @@ class Jobs:
         self._lake = lake
         self._state = state
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        files = {self._name(f): (t, f) for t in _QUERIES for f in lake.files(t)}
+        files = {lake.name_of(f): (t, f) for t in _QUERIES for f in lake.files(t)}
         for name in state.jobs.keys() - files.keys():
             del state.jobs[name]
         for name, (table, file) in files.items():
@@ -48,7 +48,7 @@ class Jobs:
 
     def sizes(self, files: Iterable[DataFile]) -> dict[str | None, int]:
         """Ranks of the jobs that these files name, as all of the lake tells."""
-        names = {self._state.jobs[self._name(file)] for file in files}
+        names = {self._state.jobs[self._lake.name_of(file)] for file in files}
         jobs = {row["job"] for name in names for row in self._of(name)}
         return {job: self._sizes[job] for job in sorted(jobs, key=str) if self._sizes.get(job)}
 
@@ -56,6 +56,3 @@ class Jobs:
         if name not in self._rows:
             self._rows[name] = pq.read_table(self._state.path(name)).to_pylist()
         return self._rows[name]
-
-    def _name(self, file: DataFile) -> str:
-        return file.path.relative_to(self._lake.root).as_posix()

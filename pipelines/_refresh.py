@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xtune.lake import DataFile, Lake, Transaction
+from xtune.lake import Lake, Transaction
 from xtune.pipelines._chunks import DAY_ROWS, Chunk, by_time, key_span_ns, plan, touches
 from xtune.pipelines._engine import Session
 from xtune.pipelines._identity import PortFacts
@@ -71,7 +71,7 @@ class Refresher:
         self._session = session
         chunks = plan(lake.files("link_counters"), day_rows, state.chunks)
         self._chunks = {chunk.key: chunk for chunk in chunks}
-        self._live = {self._name(file): file for file in lake.files(TABLE)}
+        self._live = {lake.name_of(file): file for file in lake.files(TABLE)}
         self._store = Parts(lake.root)
         # What the chunk before handed on: by range, the name of its stored rows.
         self._carry: list[tuple[Bounds, str]] = []
@@ -232,7 +232,7 @@ class Refresher:
 
     def _publish(self, transaction: Transaction, pending: _Pending) -> None:
         names = iter(transaction.commit())
-        self._live = {self._name(file): file for file in self._lake.files(TABLE)}
+        self._live = {self._lake.name_of(file): file for file in self._lake.files(TABLE)}
         for key, record, parts in pending.found:
             for number, part in enumerate(parts):
                 if part.folder is not None:
@@ -294,7 +294,7 @@ class Refresher:
 
     def _base(self, chunk: Chunk) -> tuple[str, set[str]]:
         """Digest of what a chunk rests on beside what is handed on to it; and its sources."""
-        origin = self._state.origin(self._name(file) for file in chunk.files)
+        origin = self._state.origin(self._lake.name_of(file) for file in chunk.files)
         _, facts = self._facts_of(chunk)
         sources = {source for file in chunk.files for source in file.sources}
         return digest(self._code, chunk.key, origin, facts), sources
@@ -419,9 +419,6 @@ class Refresher:
             and all(bool(part.files) == bool(part.rows) for part in record.parts)
             and self._state.has(record.stored)
         )
-
-    def _name(self, file: DataFile) -> str:
-        return file.path.relative_to(self._lake.root).as_posix()
 
 
 def _within(chunk: Chunk, since_ns: int, until_ns: int) -> bool:

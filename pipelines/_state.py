@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -204,7 +205,7 @@ class State:
         """Read the state of a lake; an unreadable one counts as none."""
         folder = root / FOLDER
         try:
-            data = json.loads((folder / "state.json").read_text())
+            data = orjson.loads((folder / "state.json").read_bytes())
             if data.pop("schema") != STATE_SCHEMA:
                 return cls(folder=folder)
             kinds: dict[str, Callable[..., Any]] = {
@@ -228,8 +229,7 @@ class State:
         """
         self.folder.mkdir(exist_ok=True)
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
-        text = json.dumps({"schema": STATE_SCHEMA, **data}, default=_plain)
-        _write(self.folder / "state.json", text.encode())
+        _write(self.folder / "state.json", orjson.dumps({"schema": STATE_SCHEMA, **data}))
         if not sweep:
             return
         named = {"state.json", *self.hosts.values(), *self.jobs.values()}
@@ -289,10 +289,6 @@ def write_table(folder: Path, kind: str, table: pa.Table) -> str:
 def _chunk_record(base: str, sources: list[str], parts: list[dict[str, Any]]) -> ChunkRecord:
     records = [PartRecord.from_json(part) for part in parts]
     return ChunkRecord(base=base, sources=sources, parts=records)
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _hash(content: bytes) -> str:

@@ -113,10 +113,7 @@ def live_files(lake: Lake, table: str) -> dict[str, list[DataFile]]:
 
 def names_of(lake: Lake, live: Mapping[str, list[DataFile]]) -> dict[str, str]:
     """Date -> its file, relative to the lake; what has more than one is no work of ours."""
-    return {
-        date: " ".join(file.path.relative_to(lake.root).as_posix() for file in files)
-        for date, files in live.items()
-    }
+    return {date: " ".join(lake.name_of(file) for file in files) for date, files in live.items()}
 
 
 def _order(contract: Table) -> str:

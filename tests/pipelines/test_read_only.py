@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines.lakes import A, B, counters, new_lake, put
+from xtune.collectors import Context
 from xtune.errors import LakeError, NoDataError
 from xtune.ingest import collect
 from xtune.lake import Lake, prune
@@ -63,7 +64,7 @@ def test_after_everything_was_pruned_a_rebuild_says_so(tmp_path: Path) -> None:
         rebuild(lake)
     table = tmp_path / "counters.csv"
     table.write_text("time,device,port,port_xmit_data\n2026-03-02T00:00:00Z,mlx5_0,1,5\n")
-    collect(lake, [str(table)])
+    collect(lake, [str(table)], context=Context(now_ns=lake.clock, host="h"))
     prune(lake, timedelta(days=1))
     with pytest.raises(NoDataError, match="any more: it was pruned"):
         rebuild(lake)

@@ -106,6 +106,10 @@ class Lake:
         self.sweep()
         return Transaction(self, self._scratch.folder())
 
+    def name_of(self, file: DataFile) -> str:
+        """Path of a file within the lake."""
+        return str(file.path).removeprefix(f"{self.root}/")
+
     def scratch(self, table: str) -> Path:
         """This process's folder for unfinished files of a table, on the lake's filesystem.
 

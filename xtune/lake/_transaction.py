@@ -116,7 +116,7 @@ class Transaction:
     def remove(self, file: DataFile) -> None:
         """Take a live file out; readers that have it listed keep it for a while."""
         self._check_unfinished()
-        self._removes[self._name(file)] = file
+        self._removes[self._lake.name_of(file)] = file
 
     def record(
         self,
@@ -220,11 +220,11 @@ class Transaction:
         self._lake.ledger.append(
             time_ns=self._lake.clock(),
             adds=adds,
-            removes=[*self._removes, *(self._name(file) for file in replaced)],
+            removes=[*self._removes, *(self._lake.name_of(file) for file in replaced)],
             inputs=self._records.values(),
             forgets=forgets,
         )
-        return [self._name(file) for file in adds]
+        return [self._lake.name_of(file) for file in adds]
 
     def _bound_memory(self) -> None:
         buffered = sum(part.buffered_bytes for part in self._open.values())
@@ -249,9 +249,6 @@ class Transaction:
     def _target(self, table: str, date: str) -> Path:
         name = f"{self._lake.clock()}-{secrets.token_hex(4)}.parquet"
         return self._lake.root / table / f"date={date}" / name
-
-    def _name(self, file: DataFile) -> str:
-        return file.path.relative_to(self._lake.root).as_posix()
 
     def _check_unfinished(self) -> None:
         if self._finished:
