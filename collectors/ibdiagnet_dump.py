@@ -75,7 +75,7 @@ class _Reading:
                 self.ts = parse_utc_stamp(text)
             return None
         if text.startswith("{ "):
-            return self._list_line(text)
+            return self._list_line(text, cut=not line.endswith("\n"))
         match = _NODE.fullmatch(text)
         if match:
             self.node = guid(match[2])
@@ -83,7 +83,7 @@ class _Reading:
                 # Only switches have blocks; ibdiagnet lists adapters as their neighbours.
                 self.fabric.node(self.node, False, match[1].strip())
             return None
-        cells = [cell.strip() for cell in re.split(r"\s:(?:\s|$)", line.strip("\n"))]
+        cells = [cell.strip() for cell in re.split(r"\s:(?:\s|$)", line.rstrip("\r\n"))]
         if "IB#" in cells or "#IB" in cells:
             self.header = cells
             return None
@@ -92,12 +92,14 @@ class _Reading:
             return self._long_row(row) if "GUID" in row else self._row(row)
         return "not a line of a port"
 
-    def _list_line(self, text: str) -> str | None:
+    def _list_line(self, text: str, *, cut: bool) -> str | None:
         ends = list(_LST_END.finditer(text))
         about = _LST_LINK.search(text)
         if len(ends) != 2 or about is None:
             return "not two ends and a link"
         rate, width = _rate(about[1], about[3]), about[1].upper()
+        if cut and about.end() == len(text):
+            rate = None  # digits may be missing
         found = []
         for end in ends:
             node, port = guid(end[2]), _number(end[6], 16)
@@ -203,10 +205,10 @@ class IbdiagnetDump(Collector):
         reading = _Reading()
         damage: list[Reject] = []
         rejected = Rejects()
-        for number, line in read_lines(source, damage):
+        for number, line in read_lines(source, damage, ends=True):
             wrong = reading.take(line)
             if wrong:
-                rejected.append(Reject(f"line {number}", f"{wrong}: {clip(line)!r}"))
+                rejected.append(Reject(f"line {number}", f"{wrong}: {clip(line.rstrip())!r}"))
         if not reading.ports:
             hint = "its counters are in ibdiagnet2.db_csv, its links in .net_dump and .lst"
             yield Reject("file", "a dump of ibdiagnet without ports in it", hint)

@@ -128,17 +128,22 @@ class Bench:
         elif how == 1:
             self._same(found, self.read(data), "a second read")
         elif how == 2 and self.seed.form != "tree":
-            self._cut(rng.choice(self.seed.inputs), rng)
+            data = rng.choice(self.seed.inputs)
+            self.cut(data, rng.randrange(len(data) + 1))
         elif how == 3 and self.seed.stands:
             whole = rng.choice(self.seed.inputs)
             longer = self.read(whole + GARBAGE)
             if lost := self.read(whole).bag(self.seed.stands) - longer.bag(self.seed.stands):
                 raise FuzzError(f"garbage after the end takes rows away: {lost}")
 
-    def _cut(self, data: bytes, rng: Random) -> None:
-        """A cut input may lose rows and values, and never has others."""
+    def cut(self, data: bytes, at: int) -> None:
+        """A cut input may lose rows and values, and never has others.
+
+        Raises:
+            FuzzError: It has.
+        """
         whole = self.read(data)
-        kept = data[: rng.randrange(len(data) + 1)]
+        kept = data[:at]
         cut = self.read(kept)
         if self.seed.last and re.search(self.seed.last.encode() + rb"\d+$", kept):
             return
