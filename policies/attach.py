@@ -10,6 +10,7 @@ import logging
 import os
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,12 +19,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from .bus import Bus
 from .compress.channel import Channel, gather_into
 from .compress.exchange import Exchange
 from .compress.header import SCHEMA
+from .compress.hierarchy import Node
 from .compress.layout import LayerTable
 from .compress.residual import ResidualStore
 from .controller import Controller, Layer
@@ -46,6 +49,7 @@ class _Options:
     loss_scale: Callable[[], float] | None
     link_gbps: float | None
     environ: Mapping[str, str]
+    nodes: tuple[tuple[int, ...], ...] | None
 
 
 def attach(
@@ -56,6 +60,7 @@ def attach(
     job: str | None = None,
     scaler: Any = None,
     link_gbps: float | None = None,
+    mesh: DeviceMesh | None = None,
     environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Handle:
@@ -72,6 +77,9 @@ def attach(
         scaler: the ``GradScaler`` in use, so that residuals follow a change of its scale.
         link_gbps: this rank's share of the network in 1e9 bit/s; without it the fastest transfers
             seen stand for a clear network.
+        mesh: the model's ranks as (node, rank of the node), for jobs of many nodes: gradients are
+            summed inside a node, which is cheap, and quantised between nodes only. Byte counts
+            are then those that leave the node. The same on every rank.
         environ: where the ``XTUNE_`` variables come from.
         clock: seconds, monotonic.
 
@@ -80,9 +88,11 @@ def attach(
 
     Raises:
         TypeError: ``ddp_model`` is not a ``DistributedDataParallel``.
+        ValueError: ``mesh`` has not two dimensions, or other ranks than the model.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"attach wants a DistributedDataParallel, not {type(ddp_model).__name__}")
+    ranks = dist.get_process_group_ranks(ddp_model.process_group)
     options = _Options(
         policy=policy,
         bus=Bus() if bus is None else bus,
@@ -90,17 +100,19 @@ def attach(
         loss_scale=None if scaler is None else scaler.get_scale,
         link_gbps=link_gbps,
         environ=environ,
+        nodes=_nodes(mesh, ranks),
     )
-    ranks = dist.get_process_group_ranks(ddp_model.process_group)
     if len(ranks) == 1:
         return Handle(options.bus, None, reason="a single rank sends nothing", clock=clock)
-    group = dist.new_group(
-        ranks,
-        backend="gloo",
-        timeout=_timeout(ddp_model.process_group),
-        use_local_synchronization=True,
-    )
-    channel = Channel(group, clock=clock)
+    timeout = _timeout(ddp_model.process_group)
+    group = _group(ranks, timeout)
+    shape = zlib.crc32(repr(options.nodes).encode())
+    if len({tuple(word) for word in _gather(group, [shape])}) > 1:
+        if dist.get_rank(group) == 0:
+            _LOG.warning("xtune: off on every rank: the ranks differ in mesh")
+        return Handle(options.bus, None, reason="the ranks differ in mesh", clock=clock)
+    node = _node(options.nodes, ranks, timeout, clock)
+    channel = Channel(group, clock=clock, per_node=node.inside.world if node else 1)
     engine, problem = None, None
     mode = environ.get("XTUNE_POLICY", "on") or "on"
     word = [SCHEMA, MODES.index(mode) if mode in MODES else len(MODES), 0, 0, 1]
@@ -108,7 +120,7 @@ def attach(
         if mode not in MODES:
             raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
         if mode != "off":
-            engine = _build(ddp_model, channel, mode, options)
+            engine = _build(ddp_model, channel, node, mode, options)
             digest = engine.controller.policy.digest()
             word[2] = int(digest[:_DIGEST_DIGITS], 16)
             word[3] = engine.table.digest()
@@ -139,7 +151,11 @@ def attach(
 
 
 def _build(
-    ddp_model: DistributedDataParallel, channel: Channel, mode: str, options: _Options
+    ddp_model: DistributedDataParallel,
+    channel: Channel,
+    node: Node | None,
+    mode: str,
+    options: _Options,
 ) -> Engine:
     policy = _policy(options.policy)
     compression = policy.compression
@@ -166,14 +182,16 @@ def _build(
         dense_below=compression.dense_below_elements,
     )
     store = ResidualStore(decay=compression.residual_decay, enabled=compression.error_feedback)
-    exchange = Exchange(channel, table, store, keep_share=compression.drop_keep_share)
+    exchange = Exchange(channel, table, store, keep_share=compression.drop_keep_share, node=node)
     if mode == "on" and compression.mode == "quantise":
-        exchange.two_phase.warm_up()
+        exchange.quantised.warm_up()
     path = options.environ.get("XTUNE_DECISIONS") or None
     log = DecisionLog(path, rank=dist.get_rank(), job=options.job, shadow=mode == "shadow")
 
+    peers = channel.world if node is None else node.across.world
+
     def controller() -> Controller:
-        return Controller(policy, layers, channel.world, log, bus=options.bus)
+        return Controller(policy, layers, peers, log, bus=options.bus)
 
     model = weakref.ref(ddp_model)  # the model holds the hook
 
@@ -200,6 +218,45 @@ def _build(
         mode=mode,
         link_gbps=options.link_gbps,
     )
+
+
+def _nodes(mesh: DeviceMesh | None, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+    """The ranks of each node, by their place in ``ranks``; None where there is one level only."""
+    if mesh is None:
+        return None
+    if mesh.ndim != 2 or sorted(mesh.mesh.flatten().tolist()) != sorted(ranks):
+        raise ValueError("mesh must have the model's ranks in two dimensions: node, rank of it")
+    if 1 in mesh.mesh.shape:
+        return None
+    place = {rank: index for index, rank in enumerate(ranks)}
+    return tuple(tuple(sorted(place[rank] for rank in row)) for row in mesh.mesh.tolist())
+
+
+def _node(
+    nodes: tuple[tuple[int, ...], ...] | None,
+    ranks: Sequence[int],
+    timeout: timedelta | None,
+    clock: Callable[[], float],
+) -> Node | None:
+    """Where this rank stands among the nodes, with groups of its own."""
+    if nodes is None:
+        return None
+    mine = ranks.index(dist.get_rank())
+    row = next(row for row in nodes if mine in row)
+    column = [other[row.index(mine)] for other in nodes]
+    inside, across = (_group([ranks[i] for i in part], timeout) for part in (row, column))
+    return Node(
+        inside=Channel(inside, clock=clock), across=Channel(across, clock=clock), ranks=nodes
+    )
+
+
+def _group(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
+    """A gloo group of our own, in the order of ``ranks``."""
+    group = dist.new_group(
+        list(ranks), backend="gloo", timeout=timeout, use_local_synchronization=True
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:

@@ -160,7 +160,7 @@ class Handle:
             "engine": {
                 "world": engine.table.world,
                 "rank": engine.exchange.channel.rank,
-                "table": engine.table.digest(),
+                "table": engine.exchange.quantised.table.digest(),
                 "controller": engine.controller.state_dict(),
                 "residual": engine.exchange.store.state_dict(),
                 "loss": engine.hook.loss.read(),
@@ -305,13 +305,18 @@ class Handle:
     def _restore(self, engine: Engine, state: Mapping[str, Any]) -> None:
         if state["schema"] != STATE_SCHEMA:
             raise ValueError(f"schema {state['schema']} is not {STATE_SCHEMA}")
-        saved, table = state["engine"], engine.table
+        saved, table = state["engine"], engine.exchange.quantised.table
         if saved is None:
             raise ValueError("it was saved while the policy was off")
-        rank = engine.exchange.channel.rank
-        for name, mine in (("world", table.world), ("rank", rank), ("table", table.digest())):
+        expected = {
+            "world": engine.table.world,
+            "rank": engine.exchange.channel.rank,
+            "table": table.digest(),
+        }
+        for name, mine in expected.items():
             if saved[name] != mine:
                 raise ValueError(f"{name} was {saved[name]} and is {mine}")
+        rank = engine.exchange.quantised.rank
         sizes = {}
         for name, elements, base in zip(table.names, table.elements, table.bases, strict=True):
             count = blocks(elements, table.block)

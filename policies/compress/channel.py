@@ -29,10 +29,16 @@ class Channel:
     Args:
         group: a gloo group that nobody else uses.
         clock: seconds, monotonic.
+        per_node: ranks of a node, which share its way out: of a ring over all ranks that has a
+            lane for each, a rank's share of what leaves the node is counted.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        group: dist.ProcessGroup,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        per_node: int = 1,
     ) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
@@ -41,6 +47,7 @@ class Channel:
         self.transfer_s = 0.0  # in collectives that carry payload
         self.wait_s = 0.0  # in header rounds: mostly waiting for the slowest rank
         self._clock = clock
+        self._per_node = per_node
 
     def reset(self) -> None:
         """Start counting anew."""
@@ -82,7 +89,8 @@ class Channel:
             size = entries.values().nbytes + entries.indices().nbytes
             self.sent_bytes += (self.world - 1) * size
         else:
-            self.sent_bytes += ring_bytes(buffer.nbytes, self.world)
+            part = -(-buffer.nbytes // self._per_node)
+            self.sent_bytes += ring_bytes(part, self.world // self._per_node)
 
     def all_reduce_max(self, values: Tensor) -> None:
         """Elementwise maximum over the ranks, the period's side collective."""

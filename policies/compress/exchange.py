@@ -25,6 +25,7 @@ from .channel import Channel
 from .codec import best_codec
 from .drop import Drop
 from .header import Header, judge
+from .hierarchy import Hierarchy, Node
 from .layout import LayerTable
 from .residual import ResidualStore
 from .two_phase import TwoPhase
@@ -45,10 +46,17 @@ class Exchange:
         table: the model's layers.
         store: residuals.
         keep_share: of mode drop.
+        node: where this rank stands among the nodes, to quantise between these alone.
     """
 
     def __init__(
-        self, channel: Channel, table: LayerTable, store: ResidualStore, *, keep_share: float
+        self,
+        channel: Channel,
+        table: LayerTable,
+        store: ResidualStore,
+        *,
+        keep_share: float,
+        node: Node | None = None,
     ) -> None:
         self.channel = channel
         self.store = store
@@ -56,8 +64,15 @@ class Exchange:
         self.disabled: str | None = None  # why compression is off for good, on every rank alike
         self.broken: str | None = None  # why this rank's engine cannot go on
         workspace = Workspace()
-        codec = best_codec(world=table.world, rank=channel.rank, block=table.block)
-        self.two_phase = TwoPhase(channel, table, codec, store, workspace)
+        self.quantised: TwoPhase | Hierarchy
+        self._channels = [channel]
+        if node is None:
+            codec = best_codec(world=table.world, rank=channel.rank, block=table.block)
+            self.quantised = TwoPhase(channel, table, codec, store, workspace)
+        else:
+            self.quantised = Hierarchy(node, table, store)
+            self._channels += [node.inside, node.across]
+        self._node = node
         self.drop = Drop(channel, keep_share=keep_share, workspace=workspace)
         self._failures_in_row = 0
         self._said: set[str] = set()
@@ -78,7 +93,8 @@ class Exchange:
             OrderError: the ranks are in different buckets.
             RuntimeError: the network failed.
         """
-        self.channel.reset()
+        for channel in self._channels:
+            channel.reset()
         if self.disabled is not None or bucket.buffer.dtype not in _COMPRESSIBLE:
             mode = DENSE
         if bucket.buffer.is_sparse or bucket.buffer.numel() == 0:
@@ -116,6 +132,7 @@ class Exchange:
             self.store.discard()
             bucket.buffer.fill_(math.nan)
         else:
+            self.store.commit()
             self._failures_in_row = 0
             if outcome.error is not None:
                 self._say_failure(bucket, step, outcome)
@@ -151,13 +168,18 @@ class Exchange:
         result: list[float] = combined.tolist()
         return result
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sent since the last exchange began, inside its node too."""
+        return sum(channel.sent_bytes for channel in self._channels)
+
     def _digest(self, bucket: Bucket, mode: str, bits: tuple[int, ...]) -> int:
         if mode == DENSE:
             inner = 0
         elif mode == "drop":
             inner = self.drop.digest(bucket)
         else:
-            inner = self.two_phase.digest(bucket, bits)
+            inner = self.quantised.digest(bucket, bits)
         return zlib.crc32(f"{mode} {bucket.layers} {inner}".encode())
 
     def _prepare(self, bucket: Bucket, mode: str) -> bool:
@@ -165,7 +187,7 @@ class Exchange:
             return True  # a NaN spreads by itself in an uncompressed sum
         if mode == "drop":
             return self.drop.prepare(bucket)
-        return self.two_phase.prepare(bucket)
+        return self.quantised.prepare(bucket)
 
     def _transfer(self, bucket: Bucket, mode: str, header: Header) -> Outcome:
         if mode == DENSE:
@@ -173,7 +195,7 @@ class Exchange:
             return Outcome(failed=(), finite=True)
         if mode == "drop":
             return self.drop.transfer(bucket)
-        return self.two_phase.transfer(bucket, header)
+        return self.quantised.transfer(bucket, header)
 
     def _redo(self, bucket: Bucket, step: int, outcome: Outcome) -> None:
         self.store.discard()
@@ -214,12 +236,16 @@ class Exchange:
         buffer = bucket.buffer.coalesce().values() if bucket.buffer.is_sparse else bucket.buffer
         narrow = buffer.dtype in (torch.bfloat16, torch.float16)
         norm = float(torch.linalg.vector_norm(buffer.float() if narrow else buffer))
-        world = self.channel.world
+        world, elements = self.channel.world, bucket.buffer.numel()
+        inside = 0
+        if self._node is not None:  # without compression each place would send its part likewise
+            world, elements = self._node.across.world, -(-elements // self._node.inside.world)
+            inside = self._node.inside.sent_bytes
         return Reduced(
-            wire_bytes=self.channel.sent_bytes,
-            dense_bytes_bf16=dense_bytes(bucket.buffer.numel(), world, BF16_BYTES),
-            dense_bytes_fp32=dense_bytes(bucket.buffer.numel(), world, FP32_BYTES),
-            transfer_s=self.channel.transfer_s,
+            wire_bytes=self.sent_bytes - inside,
+            dense_bytes_bf16=dense_bytes(elements, world, BF16_BYTES),
+            dense_bytes_fp32=dense_bytes(elements, world, FP32_BYTES),
+            transfer_s=sum(channel.transfer_s for channel in self._channels),
             wait_s=self.channel.wait_s,
             finite=outcome.finite and math.isfinite(norm),
             failed=outcome.failed,

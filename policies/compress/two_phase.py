@@ -51,7 +51,8 @@ class TwoPhase:
         self._reference = TorchCodec(world=table.world, rank=channel.rank, block=table.block)
         self._store = store
         self._space = workspace
-        self._table = table
+        self.table = table  # whose residuals this rank keeps, as `rank` of its world
+        self.rank = channel.rank
         self._layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
         self._layout: Layout | None = None
 
@@ -59,13 +60,13 @@ class TwoPhase:
         """Compile the kernels now: no rank should wait for it in the first compressed step."""
         layout = LayerTable(
             names=("",),
-            elements=(self._table.block,),
-            world=self._table.world,
-            block=self._table.block,
+            elements=(self.table.block,),
+            world=self.table.world,
+            block=self.table.block,
             dense_below=0,
         ).layout((0,), (4,))
         place, stride = layout.places[0], layout.payload
-        values = torch.ones(self._table.block)
+        values = torch.ones(self.table.block)
         shares = torch.zeros(layout.world * stride, dtype=torch.uint8)
         share = torch.zeros(stride, dtype=torch.uint8)
         fresh = torch.zeros(int(place.owned[self._channel.rank]) * layout.block)
@@ -81,8 +82,8 @@ class TwoPhase:
         if layout is None:
             if len(self._layouts) >= _LAYOUTS_KEPT:
                 self._layouts.clear()
-            layout = self._layouts[key] = self._table.layout(*key)
-        held = sum(self._table.elements[i] for i in bucket.layers)
+            layout = self._layouts[key] = self.table.layout(*key)
+        held = sum(self.table.elements[i] for i in bucket.layers)
         if held != bucket.buffer.numel():
             raise ValueError(f"{bucket.buffer.numel()} values where its layers have {held}")
         self._layout = layout
@@ -116,17 +117,32 @@ class TwoPhase:
         finite = worst < OVERFLOW_BITS
         return self._prepare_dense(bucket, layout, message) and finite
 
-    def transfer(self, bucket: Bucket, header: Header) -> Outcome:
-        """Run both phases; the bucket is written only if every rank succeeded."""
+    def transfer(
+        self,
+        bucket: Bucket,
+        header: Header,
+        *,
+        finite: bool = True,
+        error: Exception | None = None,
+    ) -> Outcome:
+        """Run both phases; the bucket is written only if every rank succeeded.
+
+        Residuals are staged, and hold once the caller commits them.
+
+        Args:
+            bucket: the gradients, as prepared.
+            header: what opened the exchange.
+            finite: whether what this rank prepared is, where the header could not say it yet.
+            error: why this rank could not prepare it.
+        """
         layout = self._need_layout()
         world, stride = layout.world, layout.payload
         received = self._space.get("received", world * stride, torch.uint8)
         shares = self._space.get("shares", world * stride, torch.uint8)
         self._channel.all_to_all(received, shares)
         share = self._space.get("share", HEADER_BYTES + stride, torch.uint8)
-        finite, error = True, None
         try:
-            finite = self._reduce(layout, received, share)
+            finite = self._reduce(layout, received, share) and finite
         except Exception as caught:  # the others must hear of it before anything else happens
             error = caught
         word = Header(
@@ -147,7 +163,6 @@ class TwoPhase:
         except Exception as caught:  # too late to tell the others; the reference has the same bits
             error = caught
             self._decode(self._reference, layout, gathered, bucket)
-        self._store.commit()
         return Outcome(failed=(), finite=True, error=error)
 
     def _need_layout(self) -> Layout:
@@ -175,7 +190,7 @@ class TwoPhase:
                 self._store.stage(OWNER, part.name, None)
         section[layout.dense[-1].start + layout.dense[-1].elements :] = 0
         self._dense_view(message, layout.payload, 0, layout).copy_(section.view(world, share))
-        return _is_finite(section)
+        return is_finite(section)
 
     def _drain(self, name: str, gradient: Tensor) -> bool:
         """Add a layer's residuals to its gradient; False where there is nothing to add."""
@@ -185,9 +200,9 @@ class TwoPhase:
         if worker is not None:
             gradient.add_(worker[: gradient.numel()] * self._store.decay)
         if owner is not None:  # in units of the mean: as part of one summand it counts world times
-            index = self._table.names.index(name)
-            block, world = self._table.block, self._table.world
-            first = (self._channel.rank - self._table.bases[index]) % world
+            index = self.table.names.index(name)
+            block, world = self.table.block, self.table.world
+            first = (self._channel.rank - self.table.bases[index]) % world
             rows = torch.arange(owner.numel()) // block * world + first
             where = rows * block + torch.arange(owner.numel()) % block
             inside = where < gradient.numel()
@@ -223,7 +238,7 @@ class TwoPhase:
             total *= 1.0 / layout.world
             mine = self._dense_view(share, share.numel(), HEADER_BYTES, layout)[0]
             mine.copy_(total)
-            finite = _is_finite(mine) and finite
+            finite = is_finite(mine) and finite
         return finite
 
     def _decode(self, codec: Codec, layout: Layout, gathered: Tensor, bucket: Bucket) -> None:
@@ -251,7 +266,7 @@ class TwoPhase:
         return rows.view(torch.bfloat16)
 
 
-def _is_finite(values: Tensor) -> bool:
+def is_finite(values: Tensor) -> bool:
     """Whether all values are finite; minimum and maximum carry a NaN."""
     low, high = torch.aminmax(values)
     return math.isfinite(float(low)) and math.isfinite(float(high))

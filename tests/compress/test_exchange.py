@@ -19,8 +19,10 @@ from xtune.policies.compress.channel import Channel
 from xtune.policies.compress.codec import NumbaCodec, TorchCodec, best_codec
 from xtune.policies.compress.exchange import FAILURES_IN_ROW, Exchange
 from xtune.policies.compress.header import OrderError
+from xtune.policies.compress.hierarchy import Node
 from xtune.policies.compress.layout import LayerTable
 from xtune.policies.compress.residual import OWNER, WORKER, ResidualStore
+from xtune.policies.compress.two_phase import TwoPhase
 
 SIZES = (5000, 300, 8192, 70_000, 4096)
 BITS = (4, 4, 8, 4, 16)
@@ -42,17 +44,25 @@ def gradient(rank: int, seed: int = 0) -> Tensor:
 class Rank:
     """One rank's exchange, and what a test asks of it."""
 
-    def __init__(self, world: int, *, decay: float = 0.5, feedback: bool = True) -> None:
+    def __init__(
+        self, world: int, *, decay: float = 0.5, feedback: bool = True, node: Node | None = None
+    ) -> None:
         self.lines = Lines()
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        self.channel = Channel(group)
+        self.channel = Channel(group, per_node=node.inside.world if node else 1)
         table = LayerTable(
             names=tuple("abcde"), elements=SIZES, world=world, block=BLOCK, dense_below=DENSE_BELOW
         )
         self.store = ResidualStore(decay=decay, enabled=feedback)
-        self.exchange = Exchange(self.channel, table, self.store, keep_share=0.35)
+        self.exchange = Exchange(self.channel, table, self.store, keep_share=0.35, node=node)
         self.step = 0
+
+    @property
+    def two_phase(self) -> TwoPhase:
+        """What quantises, also between nodes only."""
+        found = self.exchange.quantised
+        return found if isinstance(found, TwoPhase) else found.inner
 
     def reduce(
         self, values: Tensor, mode: str = "quantise", bits: tuple[int, ...] = BITS, **word: Any
@@ -153,7 +163,7 @@ def _accuracy(rank: int, world: int) -> dict[str, Any]:
     lost = torch.stack(everyone(worker)).mean(0)
     owned = torch.zeros(TOTAL, dtype=torch.float64)
     offset = 0
-    table = ours.exchange.two_phase._table
+    table = ours.two_phase.table
     for i in ORDER:
         residual = ours.store.get(OWNER, "abcde"[i])
         if residual is not None:
@@ -237,9 +247,9 @@ def _failures(rank: int, world: int) -> dict[Any, Any]:
         for part in (ours, twin):
             part.reduce(gradient(rank))
         before = kept(ours.store)
-        healthy = ours.exchange.two_phase._codec
+        healthy = ours.two_phase._codec
         if rank == 1:
-            ours.exchange.two_phase._codec = BrokenCodec(world=world, rank=rank, where=where)
+            ours.two_phase._codec = BrokenCodec(world=world, rank=rank, where=where)
         got, reduced = ours.reduce(gradient(rank, 1))
         out[where, "failed"] = reduced.failed
         out[where, "exact"] = torch.equal(got, plain(gradient(rank, 1)))
@@ -247,7 +257,7 @@ def _failures(rank: int, world: int) -> dict[Any, Any]:
         ours.reduce(gradient(rank, 2))
         out[where, "lines"] = ours.lines.take()
         if where != "decode":
-            ours.exchange.two_phase._codec = healthy
+            ours.two_phase._codec = healthy
             got, reduced = ours.reduce(gradient(rank, 3))
             expected, _ = twin.reduce(gradient(rank, 3))
             out[where, "goes on"] = torch.equal(got, expected) and reduced.failed == ()
@@ -419,7 +429,7 @@ def _codecs_and_types(rank: int, world: int) -> dict[str, Any]:
     for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         ours, twin = Rank(world), Rank(world)
         if rank == 0:  # ranks with and without numba understand each other
-            twin.exchange.two_phase._codec = TorchCodec(world=world, rank=rank, block=BLOCK)
+            twin.two_phase._codec = TorchCodec(world=world, rank=rank, block=BLOCK)
         values = gradient(rank).to(kind)
         for _ in range(3):
             got, reduced = ours.reduce(values)
