@@ -288,11 +288,14 @@ class DayWork:
             return False
         if known.inputs == now.inputs:
             return True
-        kept = self._lake.inputs().keys()
-        if (set(known.sources) - _sources(day.near)) & kept:
-            own_gone = set(known.own_sources) - _sources(day.own)
-            return bool(own_gone & kept) or known.own == now.own
-        return False
+        if self._pruned(known.own_sources, day.own):
+            return True
+        return self._pruned(known.sources, day.near) and known.own == now.own
+
+    def _pruned(self, known: Iterable[str], files: Mapping[str, tuple[DataFile, ...]]) -> bool:
+        """Whether rows of a date are gone of which the ledger still has the input."""
+        gone = set(known) - _sources(files)
+        return any(source.partition(" ")[0] in self._lake.inputs() for source in gone)
 
     def _gone(self, keys: set[str], since_ns: int, until_ns: int) -> list[str]:
         """Recorded days without any input now, and not because it was pruned."""
@@ -305,7 +308,7 @@ class DayWork:
                 start = day_start_ns(date)
                 if not (start + NS_PER_DAY > since_ns and start < until_ns):
                     continue
-            if not set(record.sources) & self._lake.inputs().keys():
+            if not self._pruned(record.sources, {}):
                 found.append(key)
         return found
 
@@ -397,4 +400,10 @@ def contract(name: str) -> Table:
 
 
 def _sources(files: Mapping[str, tuple[DataFile, ...]]) -> set[str]:
-    return {source for of_input in files.values() for file in of_input for source in file.sources}
+    """``<input> <table> <date>`` of the rows in files: an input may have rows on many dates."""
+    return {
+        f"{source} {file.table} {file.date}"
+        for of_input in files.values()
+        for file in of_input
+        for source in file.sources
+    }

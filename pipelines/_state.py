@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FOLDER = ".rebuild"
-STATE_SCHEMA = 3
+STATE_SCHEMA = 4
 
 
 def digest(*parts: Any) -> str:
@@ -116,7 +116,7 @@ class TableRecord:
     Attributes:
         inputs: Digest of what it was made from.
         own: Digest of the input files of the day itself, without its reach.
-        sources: Ids of the inputs that the rows it was made from came from.
+        sources: Ids of the inputs that the rows it was made from came from, with table and date.
         own_sources: Those of the day itself.
         files: ``<table>/<date>`` -> its file, relative to the lake.
         contents: ``<table>/<date>`` -> digest of its rows.

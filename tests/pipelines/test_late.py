@@ -160,6 +160,37 @@ def test_pruned_telemetry_keeps_its_cost(tmp_path: Path) -> None:
     assert len(after["episodes"]) == 2
 
 
+@pytest.mark.parametrize("days_gone", [1, 2])
+def test_pruned_days_of_inputs_that_go_on_keep_their_cost(tmp_path: Path, days_gone: int) -> None:
+    """A sampler and a training log have rows of many days: some are gone, the inputs are not."""
+    lake = new_lake(tmp_path / "lake", now_s=40 * 86400)
+    day = 86400 * SECOND
+    rows = {
+        "link_counters": counter_rows(A, SLOW, set(), [10**9]),
+        "steps": step_rows(),
+        "collectives": job_rows(0.0),
+    }
+    for name, source in zip(rows, "acd", strict=True):
+        record(lake, source * 12)
+        for days in range(3):
+            moves = {"ts": day, "start_ts": day, "step": 40, "seq": 30}
+            later = [
+                {**row, **{key: row[key] + days * by for key, by in moves.items() if key in row}}
+                for row in rows[name]
+            ]
+            put(lake, name, later, source=source * 12)
+    rebuild(lake, rules=RULES)
+    before = content(lake)
+    assert len(before["episodes"]) == 3
+    assert all(row["idle_gpu_hours"] > 0 for row in derived(lake, "episodes"))
+    assert prune(lake, timedelta(days=40 - days_gone)).files > 0
+    rebuild(lake, rules=RULES)
+    after = content(lake)
+    for name in ("link_rates", "episodes", "link_episodes", "episode_costs", "impact_by",
+                 "collective_impact", "concurrency_minutes", "bursts"):  # fmt: skip
+        assert before[name] == after[name], name
+
+
 @pytest.mark.parametrize("gone", ["derived", "derived/link_rates", "derived/episodes"])
 def test_derived_files_that_are_gone_are_made_again(tmp_path: Path, gone: str) -> None:
     lake = new_lake(tmp_path / "lake")

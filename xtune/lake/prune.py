@@ -10,6 +10,7 @@ from xtune.lake._parquet import table_named
 
 #: Small tables that tell what is where; they are as true after the days they were written on.
 FABRIC = ("ports", "topology_links")
+_DAY_NS = 86_400 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +31,15 @@ class Pruned:
 
 
 def prune(lake: Lake, keep: timedelta, *, dry_run: bool = False) -> Pruned:
-    """Drop raw files and rejects whose rows are all older than ``keep``, by the lake's clock.
+    """Drop raw files and rejects of UTC days that ended before ``keep`` ago, by the lake's clock.
 
+    Days go as a whole: what is made of a day is not made anew from a part of its telemetry.
     What describes the fabric stays: telemetry of today is read with a topology of last year.
     The inputs stay in the ledger: collecting a pruned file again adds nothing. Room on the disk
     is free at once, so a query that runs meanwhile may find a file gone.
     """
     before_ns = lake.clock() - keep // timedelta(microseconds=1) * 1000
+    before_ns -= before_ns % _DAY_NS
     raw = [f for f in lake.ledger.load().files.values() if not table_named(f.table).derived]
     old = [
         f
