@@ -321,6 +321,8 @@ class SysfsSampler:
 
     def _begin_block(self, port: _LivePort, *, keep: bool = True) -> None:
         if keep and port.block.stamps:
+            if port.files.look() != port.files.sign:
+                port.drop_doubtful()
             self._done.append(port.block)
         port.block = Block(about=port.about, names=tuple(port.files.names))
         port.sure = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,6 +69,10 @@ class EpisodeRules:
                     raise UsageError(f"{name} must be three rising positive numbers: {values}")
             if any(low > high for low, high in zip(leave, enter, strict=True)):
                 raise UsageError(f"exit_{signal} must not be above enter_{signal}")
+        for name, value in asdict(self).items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            if not all(math.isfinite(number) for number in numbers):
+                raise UsageError(f"{name} must be a finite number, not {value}")
         if self.report_level not in (1, 2, 3):
             raise UsageError(f"report_level must be 1, 2 or 3, not {self.report_level}")
         if self.min_samples < 1:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xtune.errors import NoDataError
+from xtune.errors import LakeError, NoDataError, XtuneError
 from xtune.executor import open_executor, workers_of
-from xtune.lake import BusyError, Lake
+from xtune.lake import REMADE, RESTORED, BusyError, Lake, torn
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._clocks import Clocks
 from xtune.pipelines._compaction import compact
@@ -115,7 +115,7 @@ def rebuild(
     _check_telemetry(lake)
     first = Work(rules=rules or EpisodeRules(), memory=memory, threads=threads)
     span = _ns(since, 0), _ns(until, _EVER_NS)
-    with lake.exclusive("rebuild"), (engine or Engine()).open(first) as work:
+    with _naming_damage(lake), lake.exclusive("rebuild"), (engine or Engine()).open(first) as work:
         forget_missing(lake)
         state = State.load(lake.root)
         with work.connect(lake.scratch("derived/link_rates")) as session:
@@ -189,7 +189,11 @@ def rebuild_shard(
     _check_telemetry(lake)
     work = Work(rules=rules or EpisodeRules(), memory=memory, threads=threads, shard=shard)
     span = _ns(since, 0), _ns(until, _EVER_NS)
-    with lake.shared(_SHARDS), work.connect(lake.scratch("derived/link_rates")) as session:
+    with (
+        _naming_damage(lake),
+        lake.shared(_SHARDS),
+        work.connect(lake.scratch("derived/link_rates")) as session,
+    ):
         report(0, "clocks")
         _make_early(lake, session, work, span)
         state = State.load(lake.root)
@@ -219,7 +223,7 @@ def plan_rebuild(
     _check_telemetry(lake)
     work = Work(rules=rules or EpisodeRules())
     span = _ns(since, 0), _ns(until, _EVER_NS)
-    with ExitStack() as stack:
+    with _naming_damage(lake), ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xtune-")))
         session = stack.enter_context(work.connect(scratch))
         if os.access(lake.ledger.folder, os.W_OK):
@@ -238,6 +242,20 @@ def plan_rebuild(
             days=tuple(stale_days(day_tables(), context, state, *span)),
             dry_run=True,
         )
+
+
+@contextmanager
+def _naming_damage(lake: Lake) -> Iterator[None]:
+    """Where something fails on a file that is gone or torn, say which one."""
+    try:
+        yield
+    except XtuneError:
+        raise
+    except Exception as error:
+        for file, what in torn(f for name in TABLES for f in lake.files(name)):
+            hint = REMADE if TABLES[file.table].derived else RESTORED
+            raise LakeError(what, hint) from error
+        raise
 
 
 def _check_telemetry(lake: Lake) -> None:

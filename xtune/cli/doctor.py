@@ -66,7 +66,7 @@ def _environment() -> list[Check]:
 
 
 def _lake(flag: str | None) -> list[Check]:
-    from xtune.lake import inspect
+    from xtune.lake import REMADE, RESTORED, inspect
 
     try:
         lake = open_lake(flag)
@@ -87,7 +87,8 @@ def _lake(flag: str | None) -> list[Check]:
          "left by killed writers; the next write sweeps them" if left else "")
     )  # fmt: skip
     checks += [
-        ("damaged file", "bad", line, "collect its source again") for line in health.damaged
+        ("damaged file", "bad", line, REMADE if "/derived/" in line else RESTORED)
+        for line in health.damaged
     ]
     for (schema, wrote), count in sorted(health.versions.items()):
         checks.append(("schema", "ok", f"{count} files of schema {schema}, xtune {wrote}", ""))

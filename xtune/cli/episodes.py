@@ -87,7 +87,7 @@ def run(
         note("note: nothing was rebuilt in this lake yet: xtune rebuild")
     victims = Counter(row["episode_id"] for row in members if row["role"] == "victim")
     _episode_text.listing(rows, victims, named)
-    say(f"{len(rows)} episodes, {_cost([row['idle_gpu_hours'] for row in rows])}")
+    say(f"{len(rows)} episodes, {_cost([row['idle_gpu_hours'] for row in rows])}{_shared(rows)}")
     if not rows:
         _what_there_is(store, selected)
 
@@ -177,6 +177,14 @@ def _ns(moment: datetime | None) -> int | None:
     if moment is None:
         return None
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+
+
+def _shared(rows: list[dict[str, Any]]) -> str:
+    """What a sum over episodes is not, where some of them slowed the same steps."""
+    from xtune.cli._episode_text import evidence_of
+
+    some = any(evidence_of(row).get("shares_victims_with") for row in rows)
+    return "; steps that episodes share count for each (impact_by has them once)" if some else ""
 
 
 def _cost(hours: list[float | None]) -> str:

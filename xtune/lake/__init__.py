@@ -10,12 +10,14 @@ from xtune.lake._lake import Lake
 from xtune.lake._records import DataFile, InputRecord, InputState
 from xtune.lake._rejected import REJECTED
 from xtune.lake._transaction import Transaction
-from xtune.lake.health import Health, inspect
+from xtune.lake.health import REMADE, RESTORED, Health, inspect, torn
 from xtune.lake.names import link_names
 from xtune.lake.prune import Pruned, prune
 
 __all__ = [
     "REJECTED",
+    "REMADE",
+    "RESTORED",
     "BusyError",
     "ConflictError",
     "DataFile",
@@ -29,4 +31,5 @@ __all__ = [
     "inspect",
     "link_names",
     "prune",
+    "torn",
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from xtune.errors import LakeError
+from xtune.errors import LakeError, reason_of
 from xtune.lake._lake import Lake
 from xtune.lake._parquet import open_parquet
 from xtune.lake._records import DataFile
@@ -18,6 +18,9 @@ from xtune.lake._scratch import abandoned, unnamed
 
 # A source's clock may run ahead of the collecting host's by this much without a word.
 CLOCK_SLACK_NS = 60_000_000_000
+#: What to do about a damaged file: of a derived table, and of raw telemetry.
+REMADE = "delete it; the next xtune rebuild makes it again"
+RESTORED = "restore it, or collect its inputs into a new lake"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +90,18 @@ def inspect(
         ahead=tuple(f for f in files if f.max_ts_ns is not None and f.max_ts_ns > latest_ns),
         backwards=int(state.last.partition("-")[0] or 0) > latest_ns,
     )
+
+
+def torn(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, str]]:
+    """Files that are missing or have another size than was written, and what is wrong; cheap."""
+    for file in files:
+        try:
+            size = file.path.stat().st_size
+        except OSError as error:
+            yield file, f"{file.path}: {reason_of(error)}"
+            continue
+        if size != file.bytes:
+            yield file, f"{file.path}: damaged: {size} bytes, {file.bytes} were written"
 
 
 def _open(path: Path, read_through: bool) -> None:
