@@ -11,16 +11,13 @@ from xtune.collectors._textlines import READ_ERRORS, Rejects
 MAX_LINE_BYTES = 1 << 20
 
 
-def read_lines(
-    source: Source, damage: list[Reject] | Rejects, *, ends: bool = False
-) -> Iterator[tuple[int, str]]:
+def read_lines(source: Source, damage: list[Reject] | Rejects) -> Iterator[tuple[int, str]]:
     """Yield ``(line number, line without its end)``; undecodable bytes become U+FFFD.
 
     Args:
         source: A file, plain or gzip.
         damage: Gets a reject where the bytes end early: a cut or corrupt gzip stream, a file
             that cannot be read, a line too long to be one.
-        ends: Leave a line its end: the last of a file that was cut has none.
     """
     number = 0
     try:
@@ -30,8 +27,7 @@ def read_lines(
                 if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
                     damage.append(Reject(f"line {number}", "longer than 1 MiB: not this format"))
                     return
-                line = raw.decode("utf-8", "replace")
-                yield number, line if ends else line.rstrip("\r\n")
+                yield number, raw.decode("utf-8", "replace").rstrip("\r\n")
     except READ_ERRORS as error:
         damage.append(
             Reject(

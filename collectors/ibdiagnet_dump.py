@@ -3,7 +3,8 @@
 What it assumes: ``LSA`` and ``SPD`` are Gb/s of a lane; in ``.lst`` port numbers and LIDs are
 hexadecimal, elsewhere decimal. When it lies: ``.net_dump`` names a neighbour's port by its label,
 which is a port number only where the neighbour's own block says so; the far port is null
-elsewhere. Its other dumps hold no port, which is said.
+elsewhere. A ``.lst`` that is cut within its last rate reads like one whose last line end was
+stripped. Its other dumps hold no port, which is said.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class _Reading:
                 self.ts = parse_utc_stamp(text)
             return None
         if text.startswith("{ "):
-            return self._list_line(text, cut=not line.endswith("\n"))
+            return self._list_line(text)
         match = _NODE.fullmatch(text)
         if match:
             self.node = guid(match[2])
@@ -83,7 +84,7 @@ class _Reading:
                 # Only switches have blocks; ibdiagnet lists adapters as their neighbours.
                 self.fabric.node(self.node, False, match[1].strip())
             return None
-        cells = [cell.strip() for cell in re.split(r"\s:(?:\s|$)", line.rstrip("\r\n"))]
+        cells = [cell.strip() for cell in re.split(r"\s:(?:\s|$)", line.strip("\n"))]
         if "IB#" in cells or "#IB" in cells:
             self.header = cells
             return None
@@ -92,14 +93,12 @@ class _Reading:
             return self._long_row(row) if "GUID" in row else self._row(row)
         return "not a line of a port"
 
-    def _list_line(self, text: str, *, cut: bool) -> str | None:
+    def _list_line(self, text: str) -> str | None:
         ends = list(_LST_END.finditer(text))
         about = _LST_LINK.search(text)
         if len(ends) != 2 or about is None:
             return "not two ends and a link"
         rate, width = _rate(about[1], about[3]), about[1].upper()
-        if cut and about.end() == len(text):
-            rate = None  # digits may be missing
         found = []
         for end in ends:
             node, port = guid(end[2]), _number(end[6], 16)
@@ -205,10 +204,10 @@ class IbdiagnetDump(Collector):
         reading = _Reading()
         damage: list[Reject] = []
         rejected = Rejects()
-        for number, line in read_lines(source, damage, ends=True):
+        for number, line in read_lines(source, damage):
             wrong = reading.take(line)
             if wrong:
-                rejected.append(Reject(f"line {number}", f"{wrong}: {clip(line.rstrip())!r}"))
+                rejected.append(Reject(f"line {number}", f"{wrong}: {clip(line)!r}"))
         if not reading.ports:
             hint = "its counters are in ibdiagnet2.db_csv, its links in .net_dump and .lst"
             yield Reject("file", "a dump of ibdiagnet without ports in it", hint)

@@ -249,9 +249,6 @@ def test_lst_numbers_are_hexadecimal(tmp_path: Path) -> None:
     assert ports[f"{HOST}/1"]["port_guid"] == "0x00000000000000c2"
     assert ports[f"{SWITCH}/63"]["device_family"] == "Quantum-2"
     assert len(result.rejects) == 1
-    cut = run_text("ibdiagnet_dump", tmp_path, BANNER + ends[:-2])  # SPD=10: of 100, or whole
-    assert [p["rate_gbps"] for p in cut.rows("ports")] == [None, None]
-    assert cut.links[SWITCH, 63]["rate_gbps"] is None
 
 
 def test_net_dump(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ SEEDS = {
     ),
     "ethtool": Seed(form="text", inputs=(_ETHTOOL,)),
     "ibdiagnet": Seed(form="text", inputs=(_ibdiagnet(),)),
-    "ibdiagnet_dump": Seed(form="text", inputs=(_LST, _NET_DUMP, _DUMP_EXT)),
+    "ibdiagnet_dump": Seed(form="text", inputs=(_LST, _NET_DUMP, _DUMP_EXT), last=r"SPD="),
     "ibnetdiscover": Seed(
         form="text", inputs=(_BLOCKS, _PORTS), stands=("src_guid", "src_port", "dst_guid")
     ),
