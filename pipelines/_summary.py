@@ -154,9 +154,9 @@ def _blind(lake: Lake) -> list[str]:
     unrated = blind - rated
     reasons = [
         f"{rated} count none, or it sticks at 32 bits (perfquery -x, ibdiagnet)" * bool(rated),
-        f"of {unrated} no source says the rate: collect the output of ibnetdiscover, or"
-        " /sys/class/infiniband of each host; in CSV a column rate_gbps (--map rate_gbps=COLUMN)"
-        * bool(unrated),
+        f"of {unrated} no source says the rate, or how much is sent: collect the output of"
+        " ibnetdiscover, or /sys/class/infiniband of each host; in CSV a column rate_gbps"
+        " (--map rate_gbps=COLUMN)" * bool(unrated),
     ]
     why = "; ".join(reason for reason in reasons if reason)
     return [f"waiting is unknown on {blind} of {ports} ports, so they open no episode: {why}"]
