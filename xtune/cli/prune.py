@@ -25,7 +25,7 @@ def run(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Drop raw data older than --keep; derived tables stay."""
+    """Drop raw data of whole days older than --keep; derived tables stay."""
     from xtune.lake import prune
 
     age = timedelta(seconds=parse_duration_s(keep, "--keep"))
