@@ -294,8 +294,8 @@ class DayWork:
 
     def _pruned(self, known: Iterable[str], files: Mapping[str, tuple[DataFile, ...]]) -> bool:
         """Whether rows of a date are gone of which the ledger still has the input."""
-        gone = set(known) - _sources(files)
-        return any(source.partition(" ")[0] in self._lake.inputs() for source in gone)
+        gone = {source.partition(" ")[0] for source in set(known) - _sources(files)}
+        return not gone.isdisjoint(self._lake.inputs())
 
     def _gone(self, keys: set[str], since_ns: int, until_ns: int) -> list[str]:
         """Recorded days without any input now, and not because it was pruned."""

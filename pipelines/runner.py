@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xtune.errors import LakeError, NoDataError, XtuneError
 from xtune.executor import open_executor, workers_of
-from xtune.lake import REMADE, RESTORED, BusyError, Lake, torn
+from xtune.lake import BusyError, Lake, mend_of, torn
 from xtune.pipelines._chunks import DAY_ROWS
 from xtune.pipelines._clocks import Clocks
 from xtune.pipelines._compaction import compact
@@ -253,8 +253,7 @@ def _naming_damage(lake: Lake) -> Iterator[None]:
         raise
     except Exception as error:
         for file, what in torn(f for name in TABLES for f in lake.files(name)):
-            hint = REMADE if TABLES[file.table].derived else RESTORED
-            raise LakeError(what, hint) from error
+            raise LakeError(what, mend_of(file)) from error
         raise
 
 

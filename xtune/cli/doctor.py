@@ -66,7 +66,7 @@ def _environment() -> list[Check]:
 
 
 def _lake(flag: str | None) -> list[Check]:
-    from xtune.lake import REMADE, RESTORED, inspect
+    from xtune.lake import inspect
 
     try:
         lake = open_lake(flag)
@@ -87,8 +87,8 @@ def _lake(flag: str | None) -> list[Check]:
          "left by killed writers; the next write sweeps them" if left else "")
     )  # fmt: skip
     checks += [
-        ("damaged file", "bad", line, REMADE if "/derived/" in line else RESTORED)
-        for line in health.damaged
+        ("damaged file", "bad", line, mend)
+        for line, mend in zip(health.damaged, health.mends, strict=True)
     ]
     for (schema, wrote), count in sorted(health.versions.items()):
         checks.append(("schema", "ok", f"{count} files of schema {schema}, xtune {wrote}", ""))

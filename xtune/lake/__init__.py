@@ -10,14 +10,12 @@ from xtune.lake._lake import Lake
 from xtune.lake._records import DataFile, InputRecord, InputState
 from xtune.lake._rejected import REJECTED
 from xtune.lake._transaction import Transaction
-from xtune.lake.health import REMADE, RESTORED, Health, inspect, torn
+from xtune.lake.health import Health, inspect, mend_of, torn
 from xtune.lake.names import link_names
 from xtune.lake.prune import Pruned, prune
 
 __all__ = [
     "REJECTED",
-    "REMADE",
-    "RESTORED",
     "BusyError",
     "ConflictError",
     "DataFile",
@@ -30,6 +28,7 @@ __all__ = [
     "Transaction",
     "inspect",
     "link_names",
+    "mend_of",
     "prune",
     "torn",
 ]

@@ -12,15 +12,12 @@ import pyarrow as pa
 
 from xtune.errors import LakeError, reason_of
 from xtune.lake._lake import Lake
-from xtune.lake._parquet import open_parquet
+from xtune.lake._parquet import open_parquet, table_named
 from xtune.lake._records import DataFile
 from xtune.lake._scratch import abandoned, unnamed
 
 # A source's clock may run ahead of the collecting host's by this much without a word.
 CLOCK_SLACK_NS = 60_000_000_000
-#: What to do about a damaged file: of a derived table, and of raw telemetry.
-REMADE = "delete it; the next xtune rebuild makes it again"
-RESTORED = "restore it, or collect its inputs into a new lake"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +27,7 @@ class Health:
     Attributes:
         unfinished: What killed writers left; the next write, or :meth:`Lake.sweep`, deletes it.
         damaged: One line for each live file that is missing, torn or of another schema.
+        mends: What to do about each of them.
         versions: Live files by (table schema, xtune version) that wrote them.
         bytes_per_day: Table -> date -> bytes on disk.
         ahead: Live raw files with rows later than the lake's clock: a source's clock is wrong.
@@ -38,6 +36,7 @@ class Health:
 
     unfinished: tuple[Path, ...]
     damaged: tuple[str, ...]
+    mends: tuple[str, ...]
     versions: dict[tuple[int, str], int]
     bytes_per_day: dict[str, dict[str, int]]
     ahead: tuple[DataFile, ...]
@@ -70,12 +69,13 @@ def inspect(
         unfinished = []
     state = lake.ledger.load()
     files = sorted(state.files.values(), key=lambda f: (f.table, f.date, f.path))
-    damaged = []
+    damaged, mends = [], []
     for done, file in enumerate(files if open_files else (), 1):
         try:
             _open(file.path, read_through)
         except LakeError as error:
             damaged.append(str(error))
+            mends.append(mend_of(file))
         on_file(done, file.path.name)
     sizes: dict[str, dict[str, int]] = {}
     for file in files:
@@ -85,11 +85,19 @@ def inspect(
     return Health(
         unfinished=tuple(unfinished),
         damaged=tuple(damaged),
+        mends=tuple(mends),
         versions=dict(Counter((f.schema, f.xtune) for f in files)),
         bytes_per_day=sizes,
         ahead=tuple(f for f in files if f.max_ts_ns is not None and f.max_ts_ns > latest_ns),
         backwards=int(state.last.partition("-")[0] or 0) > latest_ns,
     )
+
+
+def mend_of(file: DataFile) -> str:
+    """What to do about a damaged file."""
+    if table_named(file.table).derived:
+        return "delete it; the next xtune rebuild makes it again"
+    return "restore it, or collect its inputs into a new lake"
 
 
 def torn(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, str]]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from xtune.lake._lake import Lake
-from xtune.lake._parquet import table_named
+from xtune.lake._parquet import NS_PER_DAY, table_named
 
 #: Small tables that tell what is where; they are as true after the days they were written on.
 FABRIC = ("ports", "topology_links")
-_DAY_NS = 86_400 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +38,7 @@ def prune(lake: Lake, keep: timedelta, *, dry_run: bool = False) -> Pruned:
     is free at once, so a query that runs meanwhile may find a file gone.
     """
     before_ns = lake.clock() - keep // timedelta(microseconds=1) * 1000
-    before_ns -= before_ns % _DAY_NS
+    before_ns -= before_ns % NS_PER_DAY
     raw = [f for f in lake.ledger.load().files.values() if not table_named(f.table).derived]
     old = [
         f
