@@ -178,12 +178,11 @@ def _skim(  # type: ignore[no-untyped-def]
             return i - first
         span_s = (end - start) / 1e9
         capacity = rates[i] * span_s
-        tx = float(tx_n - tx_p) if tx_p >= 0 else np.nan
-        rx = float(rx_n - rx_p) if rx_p >= 0 else np.nan
+        tx, rx = _rise(tx_n, tx_p, False), _rise(rx_n, rx_p, False)
         used, received = tx / capacity, rx / capacity
-        wait = float(wait_n - wait_p) * ticks[i] / capacity
-        discard = float(drop_n - drop_p) / span_s
-        error = float(err_n - err_p) / span_s if err_p >= 0 else np.nan
+        wait = _rise(wait_n, wait_p, False) * ticks[i] / capacity
+        discard = _rise(drop_n, drop_p, False) / span_s
+        error = _rise(err_n, err_p, False) / span_s
         if not (wait < leave[0, 0] and discard < leave[2, 0]) or (
             (used >= busy) | (received >= busy) | (used > 1) | (received > 1) | (error > 0)
         ):
@@ -191,7 +190,7 @@ def _skim(  # type: ignore[no-untyped-def]
         figures[0, out], figures[1, out] = span_s, tx * 8 / 1e9 / span_s
         figures[2, out], figures[3, out] = rx * 8 / 1e9 / span_s, used
         figures[4, out], figures[8, out], figures[10, out] = wait, discard, error
-        figures[11, out] = float(sym_n - sym_p) / span_s if sym_p >= 0 else np.nan
+        figures[11, out] = _rise(sym_n, sym_p, False) / span_s
         found_levels[out], found_times[out], found_links[out] = 0, end, link
         out += 1
         start, tx_p, rx_p, wait_p, drop_p = end, tx_n, rx_n, wait_n, drop_n
