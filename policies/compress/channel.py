@@ -71,6 +71,12 @@ class Channel:
         self.transfer_s += self._clock() - start
         self.sent_bytes += (self.world - 1) * share.nbytes
 
+    def all_gather_words(self, out: Tensor, share: Tensor, word: Header) -> list[Header]:
+        """As `all_gather`, with a word of each rank in front of its share; the words of all."""
+        share[:HEADER_BYTES] = torch.frombuffer(bytearray(word.pack()), dtype=torch.uint8)
+        self.all_gather(out, share)
+        return unpack_all(out, share.numel())
+
     def all_to_all(self, received: Tensor, shares: Tensor) -> None:
         """Share ``r`` of ``shares`` goes to rank ``r``."""
         start = self._clock()

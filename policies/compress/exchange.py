@@ -168,11 +168,6 @@ class Exchange:
         result: list[float] = combined.tolist()
         return result
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank sent since the last exchange began, inside its node too."""
-        return sum(channel.sent_bytes for channel in self._channels)
-
     def _digest(self, bucket: Bucket, mode: str, bits: tuple[int, ...]) -> int:
         if mode == DENSE:
             inner = 0
@@ -237,12 +232,12 @@ class Exchange:
         narrow = buffer.dtype in (torch.bfloat16, torch.float16)
         norm = float(torch.linalg.vector_norm(buffer.float() if narrow else buffer))
         world, elements = self.channel.world, bucket.buffer.numel()
-        inside = 0
+        sent = self.channel.sent_bytes
         if self._node is not None:  # without compression each place would send its part likewise
             world, elements = self._node.across.world, -(-elements // self._node.inside.world)
-            inside = self._node.inside.sent_bytes
+            sent += self._node.across.sent_bytes
         return Reduced(
-            wire_bytes=self.sent_bytes - inside,
+            wire_bytes=sent,
             dense_bytes_bf16=dense_bytes(elements, world, BF16_BYTES),
             dense_bytes_fp32=dense_bytes(elements, world, FP32_BYTES),
             transfer_s=sum(channel.transfer_s for channel in self._channels),

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .bucket import Bucket, Outcome
-from .channel import Channel, unpack_all
+from .channel import Channel
 from .codec import Codec, best_codec
 from .header import Header, judge
 from .layout import LayerTable
@@ -128,18 +128,10 @@ class Hierarchy:
         outcome = self.inner.transfer(part, header, finite=finite, error=error)
         stride = self._stride(bucket)
         share = self._space.get("share", stride, torch.uint8)
-        word = Header(
-            step=header.step,
-            bucket=header.bucket,
-            digest=header.digest,
-            finite=outcome.finite,
-            failed=bool(outcome.failed),
-        )
-        share[:HEADER_BYTES] = torch.frombuffer(bytearray(word.pack()), dtype=torch.uint8)
+        word = replace(header, finite=outcome.finite, failed=bool(outcome.failed), loss=None)
         share[HEADER_BYTES:].view(kind).copy_(part.buffer)
         gathered = self._space.get("gathered", places * stride, torch.uint8)
-        self._node.inside.all_gather(gathered, share)
-        verdict = judge(unpack_all(gathered, stride))
+        verdict = judge(self._node.inside.all_gather_words(gathered, share, word))
         if verdict.failed or not verdict.finite:
             failed = sorted(row[place] for row in self._node.ranks for place in verdict.failed)
             return Outcome(failed=tuple(failed), finite=verdict.finite, error=outcome.error)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .bucket import Bucket, Outcome
-from .channel import Channel, unpack_all
+from .channel import Channel
 from .codec import Codec, TorchCodec
 from .header import Header, judge
 from .layout import LayerTable, Layout
@@ -145,17 +146,9 @@ class TwoPhase:
             finite = self._reduce(layout, received, share) and finite
         except Exception as caught:  # the others must hear of it before anything else happens
             error = caught
-        word = Header(
-            step=header.step,
-            bucket=header.bucket,
-            digest=header.digest,
-            finite=finite,
-            failed=error is not None,
-        )
-        share[:HEADER_BYTES] = torch.frombuffer(bytearray(word.pack()), dtype=torch.uint8)
+        word = replace(header, finite=finite, failed=error is not None, loss=None)
         gathered = self._space.get("gathered", world * share.numel(), torch.uint8)
-        self._channel.all_gather(gathered, share)
-        verdict = judge(unpack_all(gathered, share.numel()))
+        verdict = judge(self._channel.all_gather_words(gathered, share, word))
         if verdict.failed or not verdict.finite:
             return Outcome(failed=verdict.failed, finite=verdict.finite, error=error)
         try:
