@@ -54,6 +54,26 @@ def test_prune_keeps_what_describes_the_fabric(lake: Lake) -> None:
     assert lake.read("ports").num_rows == lake.read("topology_links").num_rows == 1
 
 
+def test_what_to_do_about_damage_is_told_by_the_table(tmp_path: Path) -> None:
+    """Raw telemetry is not to be deleted, wherever the lake lies."""
+    lake = Lake.open(tmp_path / "derived" / "lake", create=True, clock=lambda: NOW)
+    ts = pa.array([NOW], pa.int64()).cast(pa.timestamp("ns", "UTC"))
+    with lake.begin() as transaction:
+        transaction.write("steps", pa.table({"ts": ts, "step": [1]}))
+        transaction.write("derived/concurrency", pa.table({"ts": ts, "jobs": [1]}))
+        transaction.commit()
+    for name in ("steps", "derived/concurrency"):
+        [file] = lake.files(name)
+        file.path.unlink()
+    health = inspect(lake)
+    told = {
+        "steps" if "/steps/" in line else "concurrency": mend
+        for line, mend in zip(health.damaged, health.mends, strict=True)
+    }
+    assert told["steps"].startswith("restore it")
+    assert told["concurrency"].startswith("delete it; the next xtune rebuild")
+
+
 def test_health_of_a_sound_lake(lake: Lake) -> None:
     health = inspect(lake)
     assert (health.unfinished, health.damaged, health.ahead) == ((), (), ())
