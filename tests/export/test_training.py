@@ -67,6 +67,6 @@ def test_exported_policy_trains_and_its_bytes_are_on_the_wire(fresh: Path, tmp_p
     assert result["ranks_agree"]
     assert result["losses"][1] < 0.8 * result["losses"][0]
     assert metrics["steps"] == STEPS
-    assert metrics["ratio_vs_bf16"] > 0.25  # the regulator may find that it does not pay here
+    assert metrics["ratio_vs_bf16"] > 0.4
     sent = 2 * metrics["wire_bytes"]
     assert sent <= result["loopback_bytes"] <= 1.05 * sent
