@@ -1,10 +1,10 @@
-# make demo | test | test-slow | fuzz [SECONDS=600] | bench [ONLY=prefix]
+# make demo | test | test-slow | fuzz [SECONDS=600] | bench [ONLY=prefix] | convergence
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz bench lint types format clean
+.PHONY: demo test test-slow fuzz bench convergence lint types format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
+
+convergence: $(STAMP)
+	$(BIN)/python -m xtune.proofs.convergence --out convergence \
+		--response xtune/sim/measured_response.json
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""Proofs that need training: what gradient compression does to a model that learns."""
