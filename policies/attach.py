@@ -28,11 +28,12 @@ from .compress.exchange import Exchange
 from .compress.header import SCHEMA
 from .compress.hierarchy import Node
 from .compress.layout import LayerTable
-from .compress.residual import ResidualStore
+from .compress.residual import DTYPES, ResidualStore
 from .controller import Controller, Layer
 from .decisions import DecisionLog
 from .handle import Engine, Handle
 from .hook import GradientHook, reduce_bucket
+from .plan import residual_decays
 from .presets import preset
 from .spec import Policy, loads
 
@@ -181,8 +182,21 @@ def _build(
         block=compression.block,
         dense_below=compression.dense_below_elements,
     )
-    store = ResidualStore(decay=compression.residual_decay, enabled=compression.error_feedback)
-    exchange = Exchange(channel, table, store, keep_share=compression.drop_keep_share, node=node)
+    store = ResidualStore(
+        decay=residual_decays(layers, compression),
+        enabled=compression.error_feedback,
+        dtype=DTYPES[compression.residual_dtype],
+        limit=compression.residual_limit,
+    )
+    exchange = Exchange(
+        channel,
+        table,
+        store,
+        keep_share=compression.drop_keep_share,
+        node=node,
+        shared_gain=compression.residual_decay_shared,
+        seeded=compression.selection == "seeded",
+    )
     if mode == "on" and compression.mode == "quantise":
         exchange.quantised.warm_up()
     path = options.environ.get("XTUNE_DECISIONS") or None

@@ -12,13 +12,15 @@ and agreed losses alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ._fields import PolicyError
 from .bus import Bus
+from .compress.bucket import LayerPower
 from .decisions import DecisionLog
-from .plan import Layer, Plan, ladder_plans
+from .plan import Layer, Plan, RungPlan, ladder_plans
 from .regulator import Figures, Regulator
 from .safety import MOST_RESERVE, SafetyWatch
 from .slowdown import Slowdown
@@ -60,6 +62,9 @@ class Controller:
         self.retreats = 0
         self.changes = 0  # of the plan's rung, for reports: control has a price
         self._log = DecisionLog() if log is None else log
+        self._powers: list[LayerPower | None] = [None] * len(self.layers)  # agreed
+        self._measured: dict[int, LayerPower] = {}  # on this rank, since the last regulation
+        self._by_norms = policy.compression.allocation == "norms"
         self._rungs = ladder_plans(policy, layers, world)
         self._regulator = Regulator(policy, self._rungs)
         self._safety = SafetyWatch(policy.safety)
@@ -135,6 +140,16 @@ class Controller:
                 self._sums[name] += value
                 self._counts[name] += 1
 
+    def observe_layers(self, powers: Mapping[int, LayerPower]) -> None:
+        """Take what was measured of the reduced gradients, by place in the layers.
+
+        Args:
+            powers: Of one iteration, which replace earlier ones of the same layers.
+        """
+        for place, power in powers.items():
+            if math.isfinite(power.squares) and math.isfinite(power.peaks):
+                self._measured[place] = power
+
     def due(self, step: int) -> bool:
         """Whether the ranks regulate after iteration ``step``.
 
@@ -154,6 +169,10 @@ class Controller:
             self._mean("gradient_change"),
             *(self._mean(name) for name in COSTS),
         ]
+        if self._by_norms:
+            powers = [self._measured.get(place) for place in range(len(self.layers))]
+            values += [None if power is None else power.squares for power in powers]
+            values += [None if power is None else power.peaks for power in powers]
         return [UNKNOWN if value is None else float(value) for value in values]
 
     def agree(self, step: int, combined: Sequence[float]) -> None:
@@ -166,12 +185,14 @@ class Controller:
         Raises:
             ValueError: ``combined`` has another length than a report.
         """
-        if len(combined) != REPORT_LENGTH:
-            raise ValueError(f"a report has {REPORT_LENGTH} entries")
+        length = REPORT_LENGTH + (2 * len(self.layers) if self._by_norms else 0)
+        if len(combined) != length:
+            raise ValueError(f"a report has {length} entries")
         known = [
             float(value) if math.isfinite(value) and value >= -1.0 else None for value in combined
         ]
-        slowdown, level, share, change, step_s, comm_s = known
+        self._allocate(known[REPORT_LENGTH:])
+        slowdown, level, share, change, step_s, comm_s = known[:REPORT_LENGTH]
         figures = Figures(
             slowdown=slowdown,
             routing_level=None if level is None else max(0, min(3, int(level + 0.5))),
@@ -235,6 +256,9 @@ class Controller:
             "sums": dict(self._sums),
             "counts": dict(self._counts),
             "cost_from": self._cost_from,
+            "powers": [power and [power.squares, power.peaks] for power in self._powers],
+            "measured": [[i, p.squares, p.peaks] for i, p in sorted(self._measured.items())],
+            "bits": [list(rung.bits) for rung in self._rungs],
             "slowdown": self._slowdown.state_dict(),
             "regulator": self._regulator.state_dict(),
             "safety": self._safety.state_dict(),
@@ -256,6 +280,19 @@ class Controller:
         ):
             if state.get(name) != mine:
                 raise PolicyError(f"state.{name}: {state.get(name)!r} is not {mine!r}")
+        self._powers = [
+            None if power is None else LayerPower(squares=power[0], peaks=power[1])
+            for power in state["powers"]
+        ]
+        self._measured = {
+            i: LayerPower(squares=squares, peaks=peaks) for i, squares, peaks in state["measured"]
+        }
+        self._replan(
+            [
+                replace(rung, bits=tuple(bits))
+                for rung, bits in zip(self._rungs, state["bits"], strict=True)
+            ]
+        )
         self._level, self._cap, self._reserve = state["plan"]
         self._wanted = state["rung"]
         self.plan = self._make_plan()
@@ -275,6 +312,20 @@ class Controller:
         self._regulator.load_state_dict(state["regulator"])
         self._safety.load_state_dict(state["safety"])
 
+    def _allocate(self, agreed: Sequence[float | None]) -> None:
+        """Give each layer its bits by what all ranks agree that its gradient is like."""
+        count = len(self.layers)
+        for place, (squares, peaks) in enumerate(zip(agreed[:count], agreed[count:], strict=True)):
+            if squares is not None and peaks is not None:
+                self._powers[place] = LayerPower(squares=squares, peaks=peaks)
+        self._measured.clear()
+        self._replan(self._rungs)
+
+    def _replan(self, current: Sequence[RungPlan]) -> None:
+        if self._by_norms and any(power is not None for power in self._powers):
+            self._rungs = ladder_plans(self.policy, self.layers, self.world, self._powers, current)
+            self._regulator.plans = self._rungs
+
     def _make_plan(self) -> Plan:
         rung = self._rungs[self._wanted]
         return Plan(
@@ -285,6 +336,7 @@ class Controller:
             ratio=rung.ratio,
             ratio_cap=self._cap,
             reserve=self._reserve,
+            keep_share=rung.keep_share,
         )
 
     def _note(self, step: int, before: Plan, after: Plan) -> None:

@@ -16,8 +16,7 @@ from .bus import Bus
 from .compress.exchange import Exchange
 from .compress.header import REGULATION, RESUME
 from .compress.layout import LayerTable
-from .compress.residual import OWNER, WORKER
-from .compress.wire import blocks, owned_blocks, saved_share
+from .compress.wire import saved_share
 from .controller import Controller
 from .decisions import DecisionLog
 from .hook import GradientHook, Iteration
@@ -262,6 +261,7 @@ class Handle:
             gradient_change=change,
             step_s=step_s,
         )
+        engine.controller.observe_layers(done.powers)
 
     def _regulate(self, engine: Engine, step: int) -> None:
         """The period's side all-reduce: also a rank that cannot report takes part."""
@@ -287,6 +287,10 @@ class Handle:
 
     def _begin(self, engine: Engine, step: int) -> None:
         engine.hook.plan = engine.controller.begin(step)
+        engine.hook.measure = engine.controller.due(step)
+        every = engine.controller.policy.compression.residual_reset_iterations
+        if every and step % every == 0:
+            engine.exchange.store.clear()
 
     def _book(self, done: Iteration, step_s: float | None) -> None:
         total = self._totals
@@ -316,12 +320,7 @@ class Handle:
         for name, mine in expected.items():
             if saved[name] != mine:
                 raise ValueError(f"{name} was {saved[name]} and is {mine}")
-        rank = engine.exchange.quantised.rank
-        sizes = {}
-        for name, elements, base in zip(table.names, table.elements, table.bases, strict=True):
-            count = blocks(elements, table.block)
-            sizes[WORKER, name] = count * table.block
-            sizes[OWNER, name] = int(owned_blocks(count, base, table.world)[rank]) * table.block
+        sizes = engine.exchange.residual_sizes()
         engine.exchange.store.load_state_dict(saved["residual"], sizes)
         engine.controller.load_state_dict(saved["controller"])
         engine.hook.loss.put(saved["loss"])

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from .compress.bucket import Bucket, Reduced
+from .compress.bucket import Bucket, LayerPower, Reduced
 from .compress.exchange import DENSE, Exchange
 from .compress.ordered import OrderedQueue
 from .plan import Plan
@@ -40,6 +40,7 @@ class Iteration:
     failed: bool = False
     squares: float = 0.0  # of the norm of the reduced gradients
     mean_loss: float | None = None  # of the iteration before
+    powers: dict[int, LayerPower] = field(default_factory=dict)  # by layer, where measured
 
     def add(self, reduced: Reduced) -> None:
         """Count one bucket."""
@@ -54,6 +55,7 @@ class Iteration:
         self.finite = self.finite and reduced.finite
         self.failed = self.failed or bool(reduced.failed)
         self.squares += reduced.norm**2
+        self.powers.update(reduced.powers)
 
     @property
     def norm(self) -> float | None:
@@ -129,6 +131,7 @@ class GradientHook:
         self.exchange = exchange
         self.plan = plan
         self.step = 0
+        self.measure = False  # each layer's power in this iteration
         self.loss = LossMail()
         self.iteration = Iteration()
         self.detached = False
@@ -201,7 +204,13 @@ class GradientHook:
 
     def _run(self, bucket: Bucket, step: int, mode: str, bits: tuple[int, ...]) -> None:
         reduced = self.exchange.reduce(
-            bucket, step=step, mode=mode, bits=bits, loss=self.loss.read()
+            bucket,
+            step=step,
+            mode=mode,
+            bits=bits,
+            loss=self.loss.read(),
+            keep_share=self.plan.keep_share,
+            measure=self.measure,
         )
         self.iteration.add(reduced)
         self._backwards += bucket.index == 0

@@ -7,17 +7,22 @@ from dataclasses import dataclass, fields
 
 from ._fields import PLAIN_NAME, PolicyError, show
 
-LEGAL_BITS = (4, 8, 16)
+LEGAL_BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 _PATH = "compression.ladder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One level of compression: bits near the input and at the head; 16 means bf16, as it is."""
+    """One level of compression: bits near the input and at the head; 16 means bf16, as it is.
+
+    With ``keep_share`` below 1 that share of the elements of each large layer is sent, the same
+    elements on every rank, as bf16; the rest stays in the residual.
+    """
 
     name: str
     bits_input: int
     bits_head: int
+    keep_share: float = 1.0
 
 
 DEFAULT_LADDER = (
@@ -47,23 +52,36 @@ def check_ladder(ladder: object) -> tuple[Rung, ...]:
             raise PolicyError(f"{_PATH}[{i}]: {show(rung)} is not a rung")
         if not isinstance(rung.name, str) or not PLAIN_NAME.fullmatch(rung.name):
             raise PolicyError(f"{_PATH}[{i}].name: {show(rung.name)} is not a plain name")
-        for item in fields(rung)[1:]:
-            bits = getattr(rung, item.name)
+        for name in ("bits_input", "bits_head"):
+            bits = getattr(rung, name)
             if type(bits) is not int or bits not in LEGAL_BITS:
-                raise PolicyError(f"{_PATH}[{i}].{item.name}: {show(bits)} is not 4, 8 or 16")
+                raise PolicyError(f"{_PATH}[{i}].{name}: {show(bits)} is not 2 to 8 or 16")
+        _check_keep_share(i, rung)
         if rung.bits_head < rung.bits_input:
             raise PolicyError(
                 f"{_PATH}[{i}].bits_head: {rung.bits_head} is below bits_input {rung.bits_input}"
             )
-    if ladder[0].bits_input != 16:
+    if ladder[0].bits_input != 16 or ladder[0].keep_share < 1:
         raise PolicyError(f"{_PATH}[0]: the first rung must be 16 bits, compression off")
     for i in range(1, len(ladder)):
         before, after = ladder[i - 1], ladder[i]
+        if after.keep_share > before.keep_share:
+            raise PolicyError(f"{_PATH}[{i}]: it sends more elements than the rung before it")
+        if after.keep_share < 1:
+            continue
         if after.bits_input > before.bits_input or after.bits_head > before.bits_head:
             raise PolicyError(f"{_PATH}[{i}]: it compresses less than the rung before it")
     if len({rung.name for rung in ladder}) < len(ladder):
         raise PolicyError(f"{_PATH}: two rungs have one name")
     return tuple(ladder)
+
+
+def _check_keep_share(i: int, rung: Rung) -> None:
+    share = rung.keep_share
+    if isinstance(share, bool) or not isinstance(share, float | int) or not 1e-6 <= share <= 1:
+        raise PolicyError(f"{_PATH}[{i}].keep_share: {show(share)} is not in 1e-06..1")
+    if share < 1 and (rung.bits_input, rung.bits_head) != (16, 16):
+        raise PolicyError(f"{_PATH}[{i}]: with keep_share below 1 values travel in 16 bits")
 
 
 def ladder_from_json(value: object) -> object:
@@ -87,7 +105,7 @@ def ladder_from_json(value: object) -> object:
             for name in entry:
                 if name not in names:
                     raise PolicyError(f"{_PATH}[{i}].{name}: unknown field")
-            for name in names:
+            for name in names[: names.index("keep_share")]:  # what else there is has defaults
                 if name not in entry:
                     raise PolicyError(f"{_PATH}[{i}].{name}: missing")
             rungs.append(Rung(**entry))

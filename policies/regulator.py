@@ -55,7 +55,7 @@ class Regulator:
 
     def __init__(self, policy: Policy, plans: Sequence[RungPlan]) -> None:
         self._policy = policy
-        self._plans = tuple(plans)
+        self.plans = tuple(plans)  # replaced where bits are allocated anew
         self._level = 0  # from slowdown alone; routing's own level has its own hysteresis
         self._dense_cost_s = [NAN] * 4  # cost of an uncompressed period, by congestion level
         self._dense_slowdown = [NAN] * 4  # and the slowdown it was measured at
@@ -100,11 +100,11 @@ class Regulator:
                 self._judge(next_step, level, slowdown, figures.cost_s, iterations)
         useless = next_step < self._off_until and level <= self._off_level
         wanted = compression.rung_by_level[level]
-        if len(self._plans) == 1:
+        if len(self.plans) == 1:
             return Verdict(rung=0, level=level, ratio_cap=1.0, reason="compression is off")
         reasons = [f"level {level}"]
         cap = self._ratio_cap(figures.available_share)
-        while wanted > compression.rung_by_level[0] and self._plans[wanted].ratio > cap:
+        while wanted > compression.rung_by_level[0] and self.plans[wanted].ratio > cap:
             wanted -= 1
             reasons = [f"level {level}", f"bandwidth caps the ratio at {cap:.3f}"]
         change = (figures.gradient_change or 0.0) * compression.curvature_gain
@@ -134,7 +134,7 @@ class Regulator:
         """
         if available_share is None:
             return 1.0
-        lowest = self._plans[self._policy.compression.rung_by_level[0]].ratio
+        lowest = self.plans[self._policy.compression.rung_by_level[0]].ratio
         share = min(1.0, max(0.0, available_share)) * self._policy.bus.bandwidth_margin
         return 1.0 - share * (1.0 - lowest)
 

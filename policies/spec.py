@@ -154,6 +154,40 @@ class Compression:
     residual_decay: float = parameter(
         0.5, "1", "share of the residual carried into the next round (beta)", low=0, high=1
     )
+    residual_decay_head: float = parameter(
+        0.5, "1", "the same for layers that get bits_head", low=0, high=1
+    )
+    residual_decay_shared: float = parameter(
+        1.0, "1", "the same where a shared selection of elements is sent", low=0, high=1
+    )
+    residual_limit: float = parameter(
+        5.0, "1", "residual norm in gradient norms above which less is carried", low=0.1, high=1e6
+    )
+    residual_dtype: str = parameter(
+        "float32", "1", "type residuals are kept in", choices=("float32", "bfloat16")
+    )
+    residual_reset_iterations: int = parameter(
+        0, "iterations", "residuals are dropped every so often; 0: never", low=0, high=10**9
+    )
+    allocation: str = parameter(
+        "depth",
+        "1",
+        "bits by depth, or by measured norms within the error that depth would give",
+        choices=("depth", "norms"),
+    )
+    error_budget: float = parameter(
+        1.0,
+        "1",
+        "allocation by norms: allowed error, in errors of the depth rule",
+        low=0.01,
+        high=100,
+    )
+    selection: str = parameter(
+        "leader",
+        "1",
+        "who selects what a rung with keep_share sends: a rank in turn, or a random number",
+        choices=("leader", "seeded"),
+    )
     dense_below_elements: int = parameter(
         4096, "elements", "smaller tensors travel in bf16", low=0, high=10**12
     )

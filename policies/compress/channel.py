@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .header import Header
-from .wire import HEADER_BYTES, ring_bytes
+from .wire import HEADER_BYTES, broadcast_bytes, ring_bytes
 
 # torch 2.13 renamed the collective, and warns of the old name.
 gather_into: Callable[..., object] = getattr(
@@ -83,6 +83,13 @@ class Channel:
         dist.all_to_all_single(received, shares, group=self.group)
         self.transfer_s += self._clock() - start
         self.sent_bytes += (self.world - 1) * (shares.nbytes // self.world)
+
+    def broadcast(self, message: Tensor, source: int) -> None:
+        """Everyone gets what rank ``source`` has; counted as each rank's share of the sending."""
+        start = self._clock()
+        dist.broadcast(message, group_src=source, group=self.group)
+        self.transfer_s += self._clock() - start
+        self.sent_bytes += broadcast_bytes(message.nbytes, self.world)
 
     def all_reduce_mean(self, buffer: Tensor) -> None:
         """What DDP does without a hook, to the bit: scaled before the sum, in its own type."""

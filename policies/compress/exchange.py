@@ -20,22 +20,24 @@ from collections.abc import Sequence
 
 import torch
 
-from .bucket import Bucket, Outcome, Reduced
+from .bucket import Bucket, LayerPower, Outcome, Quantiser, Reduced
 from .channel import Channel
 from .codec import best_codec
 from .drop import Drop
-from .header import Header, judge
+from .header import Header, Verdict, judge
 from .hierarchy import Hierarchy, Node
 from .layout import LayerTable
-from .residual import ResidualStore
+from .residual import OWNER, WORKER, ResidualStore
+from .shared import SharedIndex
+from .statistics import layer_powers
 from .two_phase import TwoPhase
-from .wire import BF16_BYTES, FP32_BYTES, dense_bytes
+from .wire import BF16_BYTES, FP32_BYTES, blocks, dense_bytes, owned_blocks
 from .workspace import Workspace
 
 _LOG = logging.getLogger("xtune")
 FAILURES_IN_ROW = 8  # buckets; then compression stays off on every rank
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
-DENSE = "dense"
+DENSE, DROP, SHARED = "dense", "drop", "shared"
 
 
 class Exchange:
@@ -47,6 +49,8 @@ class Exchange:
         store: residuals.
         keep_share: of mode drop.
         node: where this rank stands among the nodes, to quantise between these alone.
+        shared_gain: share of a residual that the next round carries in mode shared.
+        seeded: of mode shared; see :class:`SharedIndex`.
     """
 
     def __init__(
@@ -57,37 +61,45 @@ class Exchange:
         *,
         keep_share: float,
         node: Node | None = None,
+        shared_gain: float = 1.0,
+        seeded: bool = False,
     ) -> None:
         self.channel = channel
         self.store = store
+        self.table = table
         self.failures = 0  # buckets that had to be redone
         self.disabled: str | None = None  # why compression is off for good, on every rank alike
         self.broken: str | None = None  # why this rank's engine cannot go on
-        workspace = Workspace()
-        self.quantised: TwoPhase | Hierarchy
-        self._channels = [channel]
-        if node is None:
-            codec = best_codec(world=table.world, rank=channel.rank, block=table.block)
-            self.quantised = TwoPhase(channel, table, codec, store, workspace)
-        else:
-            self.quantised = Hierarchy(node, table, store)
-            self._channels += [node.inside, node.across]
+        self._shared_gain, self._seeded = shared_gain, seeded
         self._node = node
-        self.drop = Drop(channel, keep_share=keep_share, workspace=workspace)
+        self._channels = [channel] if node is None else [channel, node.inside, node.across]
+        self.quantised = self._quantiser(table)
+        self.shared = self._selector(table)
+        self.drop = Drop(channel, keep_share=keep_share, workspace=Workspace())
         self._failures_in_row = 0
         self._said: set[str] = set()
 
     def reduce(
-        self, bucket: Bucket, *, step: int, mode: str, bits: tuple[int, ...], loss: float | None
+        self,
+        bucket: Bucket,
+        *,
+        step: int,
+        mode: str,
+        bits: tuple[int, ...],
+        loss: float | None,
+        keep_share: float = 1.0,
+        measure: bool = False,
     ) -> Reduced:
         """Replace the bucket's content by the mean over all ranks.
 
         Args:
             bucket: the gradients.
             step: iteration.
-            mode: dense | bf16 | quantise | drop.
+            mode: dense | bf16 | quantise | shared | drop.
             bits: planned bits of every layer of the model.
             loss: of the previous iteration on this rank, None if unknown.
+            keep_share: of mode shared.
+            measure: also measure each layer's power, and whether residuals have outgrown it.
 
         Raises:
             OrderError: the ranks are in different buckets.
@@ -100,9 +112,13 @@ class Exchange:
         if bucket.buffer.is_sparse or bucket.buffer.numel() == 0:
             mode = DENSE
         digest, finite, error = 0, True, None
+        local: dict[int, LayerPower] = {}
         try:
             if self.broken is not None and self.disabled is None:
                 raise RuntimeError(self.broken)
+            if measure and bucket.layers and not bucket.buffer.is_sparse:
+                local = layer_powers(bucket, self.table)
+            self.shared.begin(step=step, keep_share=keep_share)
             digest = self._digest(bucket, mode, bits)
             finite = self._prepare(bucket, mode)
         except Exception as caught:  # whatever it was, the other ranks must be told
@@ -124,7 +140,8 @@ class Exchange:
             plain = Header(step=step, bucket=bucket.index, digest=self._digest(bucket, DENSE, ()))
             verdict = judge(self.channel.headers(plain))
         outcome = Outcome(failed=verdict.failed, finite=verdict.finite, error=error)
-        if verdict.apart is not None or (not verdict.failed and verdict.finite):
+        sound = verdict.finite or mode == DENSE
+        if verdict.apart is not None or (not verdict.failed and sound):
             outcome = self._transfer(bucket, mode, header)
         if outcome.failed:
             self._redo(bucket, step, outcome)
@@ -133,10 +150,12 @@ class Exchange:
             bucket.buffer.fill_(math.nan)
         else:
             self.store.commit()
+            for layer, power in local.items():
+                self.store.watch(self.table.names[layer], math.sqrt(power.squares))
             self._failures_in_row = 0
             if outcome.error is not None:
                 self._say_failure(bucket, step, outcome)
-        return self._account(bucket, outcome, verdict.mean_loss)
+        return self._account(bucket, outcome, verdict, measured=bool(local))
 
     def combine(self, values: Sequence[float], *, step: int, what: int) -> list[float] | None:
         """Elementwise maximum of some numbers over the ranks, outside the backward pass.
@@ -168,11 +187,23 @@ class Exchange:
         result: list[float] = combined.tolist()
         return result
 
+    def residual_sizes(self) -> dict[tuple[str, str], int]:
+        """Elements of each residual that this rank may keep, by kind and name."""
+        table, sizes = self.quantised.table, {}
+        for name, elements, base in zip(table.names, table.elements, table.bases, strict=True):
+            count = blocks(elements, table.block)
+            owned = int(owned_blocks(count, base, table.world)[self.quantised.rank])
+            sizes[WORKER, name] = count * table.block
+            sizes[OWNER, name] = owned * table.block
+        return sizes
+
     def _digest(self, bucket: Bucket, mode: str, bits: tuple[int, ...]) -> int:
         if mode == DENSE:
             inner = 0
-        elif mode == "drop":
+        elif mode == DROP:
             inner = self.drop.digest(bucket)
+        elif mode == SHARED:
+            inner = self.shared.digest(bucket, bits)
         else:
             inner = self.quantised.digest(bucket, bits)
         return zlib.crc32(f"{mode} {bucket.layers} {inner}".encode())
@@ -180,21 +211,48 @@ class Exchange:
     def _prepare(self, bucket: Bucket, mode: str) -> bool:
         if mode == DENSE:
             return True  # a NaN spreads by itself in an uncompressed sum
-        if mode == "drop":
+        if mode == DROP:
             return self.drop.prepare(bucket)
+        if mode == SHARED:
+            return self.shared.prepare(bucket)
         return self.quantised.prepare(bucket)
 
     def _transfer(self, bucket: Bucket, mode: str, header: Header) -> Outcome:
         if mode == DENSE:
-            self.channel.all_reduce_mean(bucket.buffer)
+            self._dense(bucket)
             return Outcome(failed=(), finite=True)
-        if mode == "drop":
+        if mode == DROP:
             return self.drop.transfer(bucket)
+        if mode == SHARED:
+            return self.shared.transfer(bucket, header)
         return self.quantised.transfer(bucket, header)
+
+    def _quantiser(self, table: LayerTable) -> Quantiser:
+        def make(channel: Channel, layers: LayerTable) -> TwoPhase:
+            codec = best_codec(world=layers.world, rank=channel.rank, block=layers.block)
+            return TwoPhase(channel, layers, codec, self.store, Workspace())
+
+        if self._node is None:
+            return make(self.channel, table)
+        return Hierarchy(self._node, table, make)
+
+    def _selector(self, table: LayerTable) -> SharedIndex | Hierarchy[SharedIndex]:
+        def make(channel: Channel, layers: LayerTable) -> SharedIndex:
+            return SharedIndex(
+                channel, layers, self.store, gain=self._shared_gain, seeded=self._seeded
+            )
+
+        if self._node is None:
+            return make(self.channel, table)
+        return Hierarchy(self._node, table, make)
+
+    def _dense(self, bucket: Bucket) -> None:
+        """Reduce the bucket as without an engine."""
+        self.channel.all_reduce_mean(bucket.buffer)
 
     def _redo(self, bucket: Bucket, step: int, outcome: Outcome) -> None:
         self.store.discard()
-        self.channel.all_reduce_mean(bucket.buffer)
+        self._dense(bucket)
         self.failures += 1
         self._failures_in_row += 1
         self._say_failure(bucket, step, outcome)
@@ -227,23 +285,29 @@ class Exchange:
             self._said.add(kind)
             _LOG.warning("%s", line)
 
-    def _account(self, bucket: Bucket, outcome: Outcome, mean_loss: float | None) -> Reduced:
+    def _account(
+        self, bucket: Bucket, outcome: Outcome, verdict: Verdict, *, measured: bool
+    ) -> Reduced:
         buffer = bucket.buffer.coalesce().values() if bucket.buffer.is_sparse else bucket.buffer
         narrow = buffer.dtype in (torch.bfloat16, torch.float16)
         norm = float(torch.linalg.vector_norm(buffer.float() if narrow else buffer))
-        world, elements = self.channel.world, bucket.buffer.numel()
-        sent = self.channel.sent_bytes
-        if self._node is not None:  # without compression each place would send its part likewise
-            world, elements = self._node.across.world, -(-elements // self._node.inside.world)
-            sent += self._node.across.sent_bytes
+        across = 0 if self._node is None else self._node.across.sent_bytes
         return Reduced(
-            wire_bytes=sent,
-            dense_bytes_bf16=dense_bytes(elements, world, BF16_BYTES),
-            dense_bytes_fp32=dense_bytes(elements, world, FP32_BYTES),
+            wire_bytes=self.channel.sent_bytes + across,
+            dense_bytes_bf16=self._uncompressed(bucket, BF16_BYTES),
+            dense_bytes_fp32=self._uncompressed(bucket, FP32_BYTES),
             transfer_s=sum(channel.transfer_s for channel in self._channels),
             wait_s=self.channel.wait_s,
             finite=outcome.finite and math.isfinite(norm),
             failed=outcome.failed,
-            mean_loss=mean_loss,
+            mean_loss=verdict.mean_loss,
             norm=norm,
+            powers=layer_powers(bucket, self.table) if measured else {},
         )
+
+    def _uncompressed(self, bucket: Bucket, element_bytes: int) -> int:
+        """Bytes that this rank would send for the bucket without compression."""
+        if self._node is None:
+            return dense_bytes(bucket.buffer.numel(), self.channel.world, element_bytes)
+        part = -(-bucket.buffer.numel() // self._node.inside.world)  # each place sends its own
+        return dense_bytes(part, self._node.across.world, element_bytes)

@@ -10,21 +10,23 @@ the memory, and the noise of eight ranks is averaged before it is rounded.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from .bucket import Bucket, Outcome
 from .channel import Channel
-from .codec import Codec, best_codec
 from .header import Header, judge
 from .layout import LayerTable
-from .residual import ResidualStore
+from .shared import SharedIndex
 from .two_phase import TwoPhase, is_finite
 from .wire import HEADER_BYTES
 from .workspace import Workspace
+
+Inner = TypeVar("Inner", TwoPhase, SharedIndex)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,18 +61,17 @@ def part_table(table: LayerTable, *, places: int, nodes: int) -> LayerTable:
     )
 
 
-class Hierarchy:
-    """One rank's side of the exchange; stands in for :class:`TwoPhase`.
+class Hierarchy(Generic[Inner]):
+    """One rank's side of the exchange; stands in for the one between nodes.
 
     Args:
         node: where this rank stands.
         table: the model's layers.
-        store: residuals, of this rank's part.
-        codec: back-end; by default the best.
+        make: the exchange between nodes, from its channel and the layers of a part.
     """
 
     def __init__(
-        self, node: Node, table: LayerTable, store: ResidualStore, codec: Codec | None = None
+        self, node: Node, table: LayerTable, make: Callable[[Channel, LayerTable], Inner]
     ) -> None:
         self._node = node
         self._whole = table
@@ -78,13 +79,17 @@ class Hierarchy:
         places, nodes = node.inside.world, node.across.world
         self.table = part_table(table, places=places, nodes=nodes)
         self.rank = node.across.rank
-        codec = codec or best_codec(world=nodes, rank=self.rank, block=table.block)
-        self.inner = TwoPhase(node.across, self.table, codec, store, Workspace())
+        self.inner: Inner = make(node.across, self.table)
         self._part: Bucket | None = None
 
     def warm_up(self) -> None:
-        """As :meth:`TwoPhase.warm_up`."""
+        """See :class:`Quantiser`."""
         self.inner.warm_up()
+
+    def begin(self, *, step: int, keep_share: float) -> None:
+        """See :meth:`SharedIndex.begin`."""
+        if isinstance(self.inner, SharedIndex):
+            self.inner.begin(step=step, keep_share=keep_share)
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout or other nodes lack."""

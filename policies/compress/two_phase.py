@@ -106,7 +106,7 @@ class TwoPhase:
             if self._store.enabled:
                 fresh = self._store.fresh(place.blocks * layout.block)
             largest = self._codec.encode(
-                place, gradient, residual, self._store.decay, fresh, message, stride
+                place, gradient, residual, self._store.gain(place.name), fresh, message, stride
             )
             if largest is None:
                 if fresh is not None:
@@ -191,7 +191,7 @@ class TwoPhase:
         if (worker is None and owner is None) or not bool((gradient != 0).any()):
             return False
         if worker is not None:
-            gradient.add_(worker[: gradient.numel()] * self._store.decay)
+            gradient.add_(worker[: gradient.numel()] * self._store.gain(name))
         if owner is not None:  # in units of the mean: as part of one summand it counts world times
             index = self.table.names.index(name)
             block, world = self.table.block, self.table.world
@@ -199,7 +199,7 @@ class TwoPhase:
             rows = torch.arange(owner.numel()) // block * world + first
             where = rows * block + torch.arange(owner.numel()) % block
             inside = where < gradient.numel()
-            gradient[where[inside]] += owner[inside] * (self._store.decay * world)
+            gradient[where[inside]] += owner[inside] * (self._store.gain(name) * world)
         return True
 
     def _reduce(self, layout: Layout, received: Tensor, share: Tensor) -> bool:
@@ -214,7 +214,7 @@ class TwoPhase:
                 received,
                 layout.payload,
                 residual,
-                self._store.decay,
+                self._store.gain(place.name),
                 fresh,
                 share,
                 HEADER_BYTES,

@@ -189,6 +189,60 @@ def drop_wire_bytes(elements: int, keep_share: float, world: int) -> int:
     return control_bytes(world) + (world - 1) * drop_payload_bytes(elements, keep_share)
 
 
+def broadcast_bytes(size: int, world: int) -> int:
+    """Bytes one rank sends, on average over the ranks, when one of them tells all others."""
+    return -(-(world - 1) * size // world)
+
+
+def shared_index_bytes(elements: int, kept: int) -> int:
+    """Bytes that tell which of a bucket's elements are sent: a bitmap or 32-bit indices."""
+    return min(-(-elements // 8), kept * INDEX_BYTES)
+
+
+def shared_bucket_bytes(
+    large: Sequence[int], small: Sequence[int], keep_share: float, world: int, *, seeded: bool
+) -> int:
+    """Bytes one rank sends for one bucket in mode ``shared``.
+
+    Headers, the leader's selection unless it is ``seeded``, and the kept values and small layers
+    as bf16 in two phases.
+
+    Args:
+        large: elements of each layer of which a share is sent.
+        small: elements of each layer that is sent whole.
+        keep_share: of the elements of each large layer.
+        world: ranks.
+        seeded: whether each rank draws the selection by itself.
+    """
+    kept = sum(kept_elements(count, keep_share) for count in large)
+    payload = -(-(kept + sum(small)) // world) * BF16_BYTES
+    total = two_phase_bytes(payload, world)
+    if not seeded and large:
+        total += broadcast_bytes(shared_index_bytes(sum(large), kept), world)
+    return total
+
+
+def shared_plan_bytes(
+    layer_elements: Sequence[int],
+    keep_share: float,
+    world: int,
+    *,
+    dense_below: int,
+    seeded: bool,
+    buckets: Sequence[Sequence[int]] | None = None,
+) -> int:
+    """Bytes one rank sends in one iteration in mode ``shared``; see `shared_bucket_bytes`."""
+    if world == 1:
+        return 0
+    total = 0
+    for bucket in ddp_buckets(layer_elements) if buckets is None else buckets:
+        sizes = [layer_elements[i] for i in bucket]
+        large = [count for count in sizes if count >= dense_below]
+        small = [count for count in sizes if count < dense_below]
+        total += shared_bucket_bytes(large, small, keep_share, world, seeded=seeded)
+    return total
+
+
 def dense_bucket_bytes(elements: int, element_bytes: int, world: int) -> int:
     """Bytes one rank sends for one bucket in mode ``dense``: header round and ring all-reduce."""
     return control_bytes(world) + dense_bytes(elements, world, element_bytes)

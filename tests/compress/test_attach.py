@@ -215,7 +215,7 @@ def test_resuming_continues_bit_for_bit() -> None:
         assert result["steps"] == 18
         steps, residual, said = result["lost"]
         assert steps == 9
-        assert residual == {"worker": {}, "owner": {}}
+        assert residual == {"worker": {}, "owner": {}, "shrink": {}}
         assert len(said) == (rank == 0)
         assert result["other"] == (9, 1)
 

@@ -62,7 +62,9 @@ class Rank:
     def two_phase(self) -> TwoPhase:
         """What quantises, also between nodes only."""
         found = self.exchange.quantised
-        return found if isinstance(found, TwoPhase) else found.inner
+        inner = found if isinstance(found, TwoPhase) else getattr(found, "inner", None)
+        assert isinstance(inner, TwoPhase)
+        return inner
 
     def reduce(
         self, values: Tensor, mode: str = "quantise", bits: tuple[int, ...] = BITS, **word: Any

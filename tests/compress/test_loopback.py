@@ -24,6 +24,7 @@ CLONE_NEWNET = 0x40000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 ROUNDS = 40
 WORLD = 2
+MODES = ("quantise", "dense", "drop", "shared")
 
 
 def enter_empty_network() -> None:
@@ -53,14 +54,15 @@ def sent_over_loopback() -> int:
 def _measure(rank: int, pipe: int, store: str) -> None:
     join(rank, WORLD, store)
     ours = Rank(WORLD)
-    for mode, bits in (("quantise", (4, 4, 8, 4, 16)), ("dense", (16,) * 5), ("drop", (16,) * 5)):
-        ours.reduce(gradient(rank), mode=mode, bits=bits)  # connections, first buffers
+    for mode in MODES:
+        bits = (4, 4, 8, 4, 16) if mode == "quantise" else (16,) * 5
+        ours.reduce(gradient(rank), mode, bits, keep_share=0.35)  # connections, first buffers
         dist.barrier()
         before = sent_over_loopback()
         dist.barrier()
         counted = 0
         for _ in range(ROUNDS):
-            counted += ours.reduce(gradient(rank), mode=mode, bits=bits)[1].wire_bytes
+            counted += ours.reduce(gradient(rank), mode, bits, keep_share=0.35)[1].wire_bytes
         dist.barrier()
         both = torch.tensor([counted])
         dist.all_reduce(both)
@@ -100,7 +102,7 @@ def test_the_kernel_counts_what_the_formula_says(tmp_path: Path) -> None:
         pytest.skip(result)
     states, measured = result
     assert states == [0] * WORLD
-    assert [mode for mode, _, _ in measured] == ["quantise", "dense", "drop"]
+    assert [mode for mode, _, _ in measured] == list(MODES)
     for mode, seen, counted in measured:
         # Barriers, TCP and IP headers, acknowledgements: at most 5 % and 4 kB a rank and round.
         assert int(counted) <= int(seen), mode

@@ -17,7 +17,7 @@ from tests.compress.training import attached, optimizer, train, wrapped
 from xtune.policies.compress.bucket import Bucket
 
 SCHEDULES, STEPS = 2_000, 3
-MODES = ("quantise", "quantise", "quantise", "bf16", "dense", "drop")
+MODES = ("quantise", "quantise", "quantise", "shared", "bf16", "dense", "drop")
 
 
 def _schedules(rank: int, world: int, levels: int) -> dict[str, Any]:
@@ -33,10 +33,17 @@ def _schedules(rank: int, world: int, levels: int) -> dict[str, Any]:
             count = sum(SIZES[i] for i in layers)
             values = torch.from_numpy(own.standard_normal(count).astype(np.float32))
             bucket = Bucket(index=0, layers=layers, buffer=values)
-            done = ours.exchange.reduce(bucket, step=ours.step, mode=mode, bits=bits, loss=None)
+            done = ours.exchange.reduce(
+                bucket,
+                step=ours.step,
+                mode=mode,
+                bits=bits,
+                loss=None,
+                keep_share=float(drawn.choice((0.01, 0.05, 0.3))),
+            )
             ours.step += 1
             failed += bool(done.failed)
-            quantised += mode == "quantise" and count > 0
+            quantised += mode in ("quantise", "shared") and count > 0
             results.append(values.sum(dtype=torch.float64))
             results.append(values.abs().max().double() if count else torch.tensor(0.0).double())
     checks = everyone(torch.stack(results))

@@ -18,6 +18,9 @@ from xtune.policies import (
     preset,
     replace_fields,
 )
+from xtune.policies.compress.bucket import LayerPower
+from xtune.policies.plan import Plan
+from xtune.policies.spec import Rung
 
 LAYERS = [Layer(name=f"layer{i}", elements=100_000, depth=i / 9) for i in range(10)]
 WORLD = 4
@@ -265,3 +268,80 @@ def test_every_change_is_noted_once(tmp_path: Path) -> None:
 def test_a_report_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="6 entries"):
         Controller(policy(), LAYERS, WORLD).agree(0, [1.0])
+
+
+def by_norms(budget: float = 1.0) -> Controller:
+    made = policy(compression__allocation="norms", compression__error_budget=budget)
+    return Controller(made, LAYERS, WORLD)
+
+
+def spiky(*peaks: float) -> dict[int, LayerPower]:
+    return {i: LayerPower(squares=1.0, peaks=peak) for i, peak in enumerate(peaks)}
+
+
+def test_bits_follow_what_is_measured_and_the_ratio_follows_the_bits() -> None:
+    controller, plain = by_norms(), Controller(policy(), LAYERS, WORLD)
+    drive(controller, range(20))
+    assert controller.begin(20).bits == drive_to(plain, 20).bits  # nothing was measured
+    # Layers of the head are flat, one near the input is spiky: 4 times the peaks are 2 bits.
+    controller.observe_layers(spiky(8 * 64, *[8.0] * 9))
+    drive(controller, range(20, 30), comm_s=2.0)
+    plan = controller.begin(30)
+    assert plan.mode == "quantise"
+    assert plan.bits[0] >= max(plan.bits[1:]) + 2
+    assert plan.ratio > drive_to(plain, 30).ratio  # the same rung, the same error, fewer bytes
+
+
+def drive_to(controller: Controller, step: int) -> Plan:
+    drive(controller, range(step), comm_s=2.0)
+    return controller.begin(step)
+
+
+def test_ranks_agree_on_bits_though_they_measured_apart() -> None:
+    ranks = [by_norms() for _ in range(3)]
+    for step in range(40):
+        plans = {rank.begin(step) for rank in ranks}
+        assert len(plans) == 1
+        for number, rank in enumerate(ranks):
+            observe(rank, step, 2.0)
+            near = 1 + number * 1e-9  # sums of other processors may differ in the last digits
+            rank.observe_layers(spiky(*[8.0 * 4**i * near for i in range(10)]))
+        if ranks[0].due(step):
+            combined = combine([rank.report() for rank in ranks])
+            for rank in ranks:
+                rank.agree(step, combined)
+    assert len(set(plans.pop().bits)) > 2
+
+
+def test_bits_by_norms_resume_as_they_were() -> None:
+    controller = by_norms()
+    controller.observe_layers(spiky(*[8.0 * 2**i for i in range(10)]))
+    drive(controller, range(30), comm_s=2.0)
+    controller.observe_layers(spiky(*[8.1 * 2**i for i in range(10)]))
+    again = by_norms()
+    again.load_state_dict(json.loads(json.dumps(controller.state_dict())))
+    assert again.begin(30) == controller.begin(30)
+    assert again.report() == controller.report()
+    for each in (again, controller):
+        drive(each, range(30, 50), comm_s=2.0)
+    assert repr(again.state_dict()) == repr(controller.state_dict())  # NaN is not equal to itself
+
+
+def test_what_is_not_finite_is_not_measured() -> None:
+    controller = by_norms()
+    controller.observe_layers({0: LayerPower(squares=math.inf, peaks=1.0)})
+    controller.observe_layers({1: LayerPower(squares=1.0, peaks=math.nan)})
+    assert set(controller.report()[-20:]) == {-2.0}
+    with pytest.raises(ValueError, match="26 entries"):
+        controller.agree(9, [0.0] * 6)
+
+
+def test_a_rung_of_shared_elements_is_the_last_resort() -> None:
+    ladder = (*policy().compression.ladder,
+              Rung(name="s", bits_input=16, bits_head=16, keep_share=0.02))  # fmt: skip
+    made = policy(compression__ladder=ladder, compression__rung_by_level=(1, 2, 3, 4))
+    controller = Controller(made, LAYERS, WORLD)
+    assert drive(controller, range(70), comm_s=9.0)[-1] == 4
+    plan = controller.begin(70)
+    assert (plan.mode, plan.keep_share, set(plan.bits)) == ("shared", 0.02, {16})
+    assert plan.ratio > 0.85

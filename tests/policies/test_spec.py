@@ -100,10 +100,22 @@ def test_a_wrong_value_is_refused_by_name(changes: dict[str, object], message: s
     assert str(caught.value).startswith(message)
 
 
+RUNG_FIELDS = ("name", "bits_input", "bits_head", "keep_share")
+
+
 @pytest.mark.parametrize(
     ("ladder", "message"),
     [
-        ([("off", 16, 16), ("q", 4, 3)], "compression.ladder[1].bits_head: 3 is not 4, 8 or 16"),
+        ([("off", 16, 16), ("q", 4, 9)], "compression.ladder[1].bits_head: 9 is not 2 to 8 or 16"),
+        ([("off", 16, 16), ("q", 1, 8)], "compression.ladder[1].bits_input: 1 is not 2 to 8"),
+        ([("off", 16, 16, 0.5)], "compression.ladder[0]: the first rung must be 16 bits"),
+        ([("off", 16, 16), ("s", 16, 16, 0.0)], "compression.ladder[1].keep_share: 0.0 is not in"),
+        ([("off", 16, 16), ("s", 16, 16, True)], "compression.ladder[1].keep_share: true is not"),
+        ([("off", 16, 16), ("s", 4, 8, 0.1)], "compression.ladder[1]: with keep_share below 1"),
+        (
+            [("off", 16, 16), ("s", 16, 16, 0.1), ("q", 4, 4)],
+            "compression.ladder[2]: it sends more elements",
+        ),
         ([("off", 16, 16), ("q", 8, 4)], "compression.ladder[1].bits_head: 4 is below bits_input"),
         ([("q", 8, 8)], "compression.ladder[0]: the first rung must be 16 bits"),
         ([("off", 16, 16), ("a", 4, 8), ("b", 8, 8)], "compression.ladder[2]: it compresses less"),
@@ -111,11 +123,20 @@ def test_a_wrong_value_is_refused_by_name(changes: dict[str, object], message: s
         ([("off", 16, 16), ("A", 8, 8)], "compression.ladder[1].name: 'A' is not a plain name"),
     ],
 )
-def test_a_wrong_ladder_is_refused(ladder: list[tuple[str, int, int]], message: str) -> None:
-    rungs = tuple(Rung(name=n, bits_input=i, bits_head=h) for n, i, h in ladder)
+def test_a_wrong_ladder_is_refused(ladder: list[Any], message: str) -> None:
+    rungs = tuple(Rung(**dict(zip(RUNG_FIELDS, entry, strict=False))) for entry in ladder)
     with pytest.raises(PolicyError) as caught:
         Compression(ladder=rungs, rung_by_level=(0, 0, 0, 0))
     assert str(caught.value).startswith(message)
+
+
+def test_a_rung_of_shared_elements_survives_the_file() -> None:
+    ladder = (*Compression().ladder, Rung(name="s", bits_input=16, bits_head=16, keep_share=0.05))
+    policy = Policy(compression=Compression(ladder=ladder))
+    assert loads(dumps(policy)) == policy
+    document = policy.to_json()
+    del document["compression"]["ladder"][0]["keep_share"]  # it has a default
+    assert Policy.from_json(document) == policy
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""The store alone: types, shares that shrink and recover, state."""
+
+from __future__ import annotations
+
+import torch
+
+from xtune.policies.compress.residual import OWNER, STEP_DOWN, WORKER, ResidualStore
+
+
+def put(store: ResidualStore, values: torch.Tensor, name: str = "w") -> None:
+    fresh = store.fresh(values.numel())
+    fresh.copy_(values)
+    store.stage(WORKER, name, fresh)
+    store.commit()
+
+
+def test_bfloat16_keeps_half_the_bytes_and_the_nearest_value() -> None:
+    store = ResidualStore(decay=1.0, enabled=True, dtype=torch.bfloat16)
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    put(store, values)
+    got = store.get(WORKER, "w")
+    assert got is not None
+    assert got.dtype == torch.float32
+    assert torch.equal(got, values.to(torch.bfloat16).float())
+    assert store.state_dict()[WORKER]["w"].nbytes == 2000
+    again = ResidualStore(decay=1.0, enabled=True, dtype=torch.bfloat16)
+    again.load_state_dict(store.state_dict(), {(WORKER, "w"): 1000})
+    loaded = again.get(WORKER, "w")
+    assert loaded is not None
+    assert torch.equal(loaded, got)
+
+
+def test_buffers_are_used_again_whatever_is_kept() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        store = ResidualStore(decay=1.0, enabled=True, dtype=dtype)
+        seen = set()
+        for _ in range(6):
+            fresh = store.fresh(64)
+            seen.add(fresh.data_ptr())
+            fresh.zero_()
+            store.stage(WORKER, "w", fresh)
+            store.stage(OWNER, "w", store.fresh(32).zero_())
+            store.commit()
+        assert len(seen) <= 2
+
+
+def test_a_residual_that_outgrows_its_gradient_is_carried_less_until_it_does_not() -> None:
+    store = ResidualStore(decay=0.5, enabled=True, limit=2.0)
+    put(store, torch.full((4,), 5.0))  # norm 10
+    store.watch("w", 5.0)
+    assert store.gain("w") == 0.5  # at the limit
+    store.watch("w", 4.9)
+    assert store.gain("w") == 0.5 * STEP_DOWN
+    store.watch("w", 4.9)
+    assert store.gain("w") == 0.5 * STEP_DOWN**2
+    assert store.gain("other") == 0.5
+    again = ResidualStore(decay=0.5, enabled=True, limit=2.0)
+    again.load_state_dict(store.state_dict(), {(WORKER, "w"): 4})
+    assert again.gain("w") == store.gain("w")
+    for nothing in (0.0, float("nan"), float("inf")):
+        store.watch("w", nothing)
+    store.watch("w", 6.0)
+    assert store.gain("w") == 0.5 * STEP_DOWN
+    store.watch("w", 6.0)
+    assert store.gain("w") == 0.5
+    store.watch("unknown", 1.0)
+    assert store.gain("unknown") == 0.5
+
+
+def test_shares_by_layer() -> None:
+    store = ResidualStore(decay={"a": 0.25, "b": 1.0}, enabled=True)
+    assert (store.gain("a"), store.gain("b")) == (0.25, 1.0)
