@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -128,18 +129,25 @@ def test_largest_values_do_not_overflow_the_scale() -> None:
 Made = Callable[..., Codec]
 
 
-def _table(world: int) -> LayerTable:
+def _table(world: int, block: int = 64) -> LayerTable:
     return LayerTable(
         names=("a", "b", "c", "d"),
         elements=(700, 64, 4097, 1024),
         world=world,
-        block=64,
+        block=block,
         dense_below=100,
     )
 
 
 def _round(
-    made: Made, layout: Layout, seed: int, spread: float, gain: float, poison: float
+    made: Made,
+    layout: Layout,
+    seed: int,
+    spread: float,
+    gain: float,
+    poison: float,
+    carry: bool = True,
+    keep: bool = True,
 ) -> tuple[list[Tensor], list[int | None]]:
     """All ranks' messages, residuals, shares and results of one exchange, without a network."""
     random = np.random.default_rng(seed)
@@ -164,9 +172,9 @@ def _round(
                 codec.encode(
                     place,
                     torch.from_numpy(values),
-                    residual,
+                    residual if carry else None,
                     gain,
-                    fresh,
+                    fresh if keep else None,
                     message,
                     layout.payload,
                 )
@@ -186,7 +194,16 @@ def _round(
             residual = torch.from_numpy(random.standard_normal(size)).float()
             fresh = torch.zeros(size)
             worsts.append(
-                codec.reduce(place, received, layout.payload, residual, gain, fresh, share, HEADER)
+                codec.reduce(
+                    place,
+                    received,
+                    layout.payload,
+                    residual if carry else None,
+                    gain,
+                    fresh if keep else None,
+                    share,
+                    HEADER,
+                )
             )
             tensors.append(fresh)
         shares.append(share)
@@ -215,6 +232,22 @@ def test_kernels_and_reference_give_the_same_bits(
         assert ours[1] == reference[1]
         for mine, theirs in zip(ours[0], reference[0], strict=True):
             assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+
+
+@pytest.mark.parametrize("block", [16, 48, 256])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_any_bits_and_block_with_and_without_residuals_give_the_same_bits(
+    bits: int, block: int
+) -> None:
+    """Odd halves of a block, tails, odd counts of blocks; layer a is 0 on rank 0 of 1 or 3."""
+    for world in (1, 3):
+        layout = _table(world, block).layout((0, 1, 2, 3), (bits,) * 4)
+        for seed, (carry, keep) in enumerate(itertools.product((False, True), repeat=2)):
+            ours = _round(NumbaCodec, layout, seed, 8.0, 0.3, 1.0, carry, keep)
+            reference = _round(TorchCodec, layout, seed, 8.0, 0.3, 1.0, carry, keep)
+            assert ours[1] == reference[1]
+            for mine, theirs in zip(ours[0], reference[0], strict=True):
+                assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
 @pytest.mark.parametrize("made", [NumbaCodec, TorchCodec])
