@@ -264,11 +264,12 @@ class Controller:
             "safety": self._safety.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, same_ranks: bool = True) -> None:
         """Resume where `state_dict` was taken, on as many ranks as there are now.
 
         Args:
             state: What `state_dict` returned.
+            same_ranks: Whether times measured there are comparable with those to come.
 
         Raises:
             PolicyError: It belongs to another policy, model or engine version.
@@ -308,8 +309,9 @@ class Controller:
         self._sums = dict(state["sums"])
         self._counts = dict(state["counts"])
         self._cost_from = state["cost_from"]
-        self._slowdown.load_state_dict(state["slowdown"])
-        self._regulator.load_state_dict(state["regulator"])
+        if same_ranks:
+            self._slowdown.load_state_dict(state["slowdown"])
+            self._regulator.load_state_dict(state["regulator"])
         self._safety.load_state_dict(state["safety"])
 
     def _allocate(self, agreed: Sequence[float | None]) -> None:

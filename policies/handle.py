@@ -159,6 +159,7 @@ class Handle:
             "engine": {
                 "world": engine.table.world,
                 "rank": engine.exchange.channel.rank,
+                "model": engine.table.model_digest(),
                 "table": engine.exchange.quantised.table.digest(),
                 "controller": engine.controller.state_dict(),
                 "residual": engine.exchange.store.state_dict(),
@@ -178,8 +179,11 @@ class Handle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume; call it on every rank, after `attach` and before the first iteration.
 
-        Where the state of some rank does not fit (another policy, model or number of ranks), all
-        ranks keep the step and start regulation and residuals anew, with one line.
+        With another number of ranks (give rank ``r`` the state of rank ``r`` modulo the old
+        number) regulation goes on and measures times anew; residuals belong to ranks that are no
+        more and are dropped, with one line. Where the state of some rank does not fit (another
+        policy or model), all ranks keep the step and start regulation and residuals anew, with
+        one line.
 
         Args:
             state: what `state_dict` returned on this rank.
@@ -189,15 +193,16 @@ class Handle:
             with contextlib.suppress(AttributeError, TypeError, ValueError):  # it matters to none
                 self._step = int(state.get("step", 0))
             return
-        step, problem = 0, ""
+        step, problem, moved = 0, "", False
         try:
             step = int(state["step"])
-            self._restore(engine, state)
+            moved = state["engine"] is not None and state["engine"]["world"] != engine.table.world
+            self._restore(engine, state, moved=moved)
         except Exception as error:  # a state from elsewhere may hold anything
             problem = f"{type(error).__name__}: {error}"
         plan = engine.controller.plan.digest() if not problem else 0
         mine = [float(bool(problem)), float(step), float(plan)]
-        mine.append(float(engine.exchange.disabled is not None))
+        mine += [float(engine.exchange.disabled is not None), float(moved)]
         # Largest and smallest in one go: equal where all ranks hold the same.
         both = engine.exchange.combine([*mine, *(-x for x in mine)], step=0, what=RESUME)
         largest = mine if both is None else both[: len(mine)]
@@ -212,8 +217,16 @@ class Handle:
                     rank,
                     problem or "the ranks' states do not belong together",
                 )
+        elif moved and engine.exchange.channel.rank == 0:
+            _LOG.warning(
+                "xtune: saved with %d ranks, resumed with %d: regulation goes on, residuals are "
+                "dropped",
+                state["engine"]["world"],
+                engine.table.world,
+            )
         self._step = engine.hook.step = step
         engine.hook.plan = engine.controller.plan
+        engine.hook.measure = engine.controller.due(step)
 
     def detach(self) -> None:
         """Reduce uncompressed from here on; call it on every rank, between two iterations.
@@ -306,23 +319,25 @@ class Handle:
             self._finite = done.finite
             self._norm = done.norm
 
-    def _restore(self, engine: Engine, state: Mapping[str, Any]) -> None:
+    def _restore(self, engine: Engine, state: Mapping[str, Any], *, moved: bool) -> None:
         if state["schema"] != STATE_SCHEMA:
             raise ValueError(f"schema {state['schema']} is not {STATE_SCHEMA}")
         saved, table = state["engine"], engine.exchange.quantised.table
         if saved is None:
             raise ValueError("it was saved while the policy was off")
-        expected = {
-            "world": engine.table.world,
-            "rank": engine.exchange.channel.rank,
-            "table": table.digest(),
-        }
+        expected = {"model": engine.table.model_digest()}
+        if not moved:
+            expected |= {"rank": engine.exchange.channel.rank, "table": table.digest()}
         for name, mine in expected.items():
             if saved[name] != mine:
                 raise ValueError(f"{name} was {saved[name]} and is {mine}")
-        sizes = engine.exchange.residual_sizes()
-        engine.exchange.store.load_state_dict(saved["residual"], sizes)
-        engine.controller.load_state_dict(saved["controller"])
+        if moved:
+            engine.exchange.store.clear()
+            engine.controller.load_state_dict(saved["controller"], same_ranks=False)
+        else:
+            sizes = engine.exchange.residual_sizes()
+            engine.exchange.store.load_state_dict(saved["residual"], sizes)
+            engine.controller.load_state_dict(saved["controller"])
         engine.hook.loss.put(saved["loss"])
         self._norm, self._finite = saved["norm"], saved["finite"]
         if saved["disabled"] is not None:

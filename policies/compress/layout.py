@@ -89,6 +89,10 @@ class LayerTable:
         text = repr((self.names, self.elements, self.world, self.block, self.dense_below))
         return zlib.crc32(text.encode())
 
+    def model_digest(self) -> int:
+        """32 bits over the model alone, the same with any number of ranks."""
+        return zlib.crc32(repr((self.names, self.elements)).encode())
+
     def layout(self, layers: Sequence[int], bits: Sequence[int]) -> Layout:
         """Lay out one bucket.
 

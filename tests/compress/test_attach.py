@@ -220,6 +220,48 @@ def test_resuming_continues_bit_for_bit() -> None:
         assert result["other"] == (9, 1)
 
 
+def _saves(rank: int, world: int, folder: str) -> None:
+    made = policy(compression={"rung_by_level": (1, 1, 3, 3)})
+    bus = Bus()
+    model = wrapped()
+    handle, steps = attached(model, made, bus=bus), optimizer(model)
+    for step in range(9):
+        bus.push_routing(level=2)
+        train(model, handle, steps, rank, step, step + 1)
+    torch.save([model.module.state_dict(), handle.state_dict()], f"{folder}/{rank}")
+
+
+def _resumes(rank: int, world: int, folder: str, old: int) -> dict[str, Any]:
+    lines = Lines()
+    weights_, state = torch.load(f"{folder}/{rank % old}", weights_only=True)
+    made = policy(compression={"rung_by_level": (1, 1, 3, 3)})
+    model = wrapped()
+    model.module.load_state_dict(weights_)
+    handle, steps = attached(model, made), optimizer(model)
+    handle.load_state_dict(state)
+    out = {
+        "plan": (handle.metrics()["rung"], handle.metrics()["steps"], handle.signal()["level"]),
+        "residual": handle.state_dict()["engine"]["residual"],
+        "lines": lines.take(),
+    }
+    rungs = train(model, handle, steps, rank, 9, 11)
+    return out | {"rungs": rungs, "same": same_everywhere(weights(model))}
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (2, 3)])
+def test_other_ranks_keep_the_regulation_and_drop_residuals(
+    tmp_path: Path, old: int, new: int
+) -> None:
+    run(old, _saves, str(tmp_path))
+    for rank, result in enumerate(run(new, _resumes, str(tmp_path), old)):
+        assert result["plan"] == (3, 9, 2)
+        assert result["residual"] == {"worker": {}, "owner": {}, "shrink": {}}
+        said = f"xtune: saved with {old} ranks, resumed with {new}: regulation goes on, residuals"
+        assert [line[: len(said)] for line in result["lines"]] == ([said] if rank == 0 else [])
+        assert result["rungs"] == [3, 3]
+        assert result["same"]
+
+
 def _loops(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     made = policy(compression={"rung_by_level": (3, 3, 3, 3)})
