@@ -139,28 +139,23 @@ def test_torchs_other_hooks_raise_on_gloo() -> None:
         assert all(raised.values()), raised
 
 
-def _forms(rank: int, world: int) -> dict[str, Any]:
-    """Tensors of any rank and layout, in bf16 on the CPU: where the hooks above give up."""
+def _convolutions(layout: torch.memory_format, **ddp: Any) -> Any:
     torch.manual_seed(0)
-    net = nn.Sequential(
+    net: Any = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.GELU(),
         nn.Conv2d(32, 64, 3, padding=1),
         nn.Flatten(),
         nn.Linear(64 * 36, 10),
-    ).to(memory_format=torch.channels_last)
-    model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.05)
-    handle = attached(model, policy(compression={"rung_by_level": (1, 1, 1, 1)}))
-    twin = nn.parallel.DistributedDataParallel(
-        nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1),
-            nn.GELU(),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.Flatten(),
-            nn.Linear(64 * 36, 10),
-        )
     )
-    twin.module.load_state_dict(net.state_dict())
+    return nn.parallel.DistributedDataParallel(net.to(memory_format=layout), **ddp)
+
+
+def _forms(rank: int, world: int) -> dict[str, Any]:
+    """Tensors of any rank and layout, where the hooks above give up."""
+    model = _convolutions(torch.channels_last, bucket_cap_mb=0.05)
+    handle = attached(model, policy(compression={"rung_by_level": (1, 1, 1, 1)}))
+    twin = _convolutions(torch.contiguous_format)
     out: dict[str, Any] = {"near": []}
     for step in range(4):
         torch.manual_seed(100 * step + rank)
