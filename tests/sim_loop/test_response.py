@@ -54,6 +54,15 @@ def test_penalties_of_the_prototype_table() -> None:
     assert response(fed).penalty(plan("drop", 16, 16)) == pytest.approx(4 * 0.049, rel=0.25)
 
 
+def test_a_shared_selection_costs_what_its_share_loses() -> None:
+    keep = Compression(mode="drop", drop_keep_share=0.05)
+    dropped = response(keep).penalty(plan("drop", 16, 16))
+    shared = response()
+    for share, expected in ((0.05, dropped), (0.5, None)):
+        found = shared.penalty(replace(plan("shared", 16, 16), keep_share=share))
+        assert found == expected if expected else found < dropped
+
+
 def test_eight_bits_are_256_times_finer_than_four() -> None:
     r = response()
     assert r.penalty(plan("quantise", 4, 4)) / r.penalty(plan("quantise", 8, 8)) == 256.0

@@ -53,6 +53,16 @@ def test_dropping_sends_what_every_rank_kept() -> None:
     assert wire.bucket_bytes == (pytest.approx(7 * (kept + 32), rel=1e-9),) * BUCKETS
 
 
+def test_shared_selections_do_not_grow_with_the_ranks() -> None:
+    work, controller = workload("joint")
+    plan = replace(controller.plan, mode="shared", bits=(16,) * len(work.layers), keep_share=0.05)
+    # Of 8 ranks: twice 7/8 of 5 % in bf16, and 7/8 of a bitmap of one bit an element, on average.
+    sent = 7 / 8 * (2 * 0.05 * ELEMENTS * 2 + ELEMENTS / 8)
+    assert work.under(plan).bucket_bytes == (pytest.approx(sent, rel=1e-4),) * BUCKETS
+    other = replace(plan, keep_share=0.01)
+    assert work.under(other).total_bytes < work.under(plan).total_bytes
+
+
 @given(
     elements=st.lists(st.integers(1, 10_000), min_size=1, max_size=40),
     sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=8),

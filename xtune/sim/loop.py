@@ -153,7 +153,7 @@ class _Loop:
         while progress < self.iterations and step < limit:
             started = now
             plan = controller.begin(step)
-            if (plan.mode, plan.bits) != (before.mode, before.bits):
+            if self.workload.under(plan) is not self.workload.under(before):
                 changes += 1
                 now += c["change_s"]
             before = plan

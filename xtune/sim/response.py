@@ -88,11 +88,11 @@ class Response:
         self._calibration = calibration
         self._compression = compression
         self._elements = tuple(elements)
-        self._penalties: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._penalties: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def penalty(self, plan: Plan) -> float:
         """Penalty late in training, 0 for an uncompressed or bf16 plan."""
-        key = (plan.mode, plan.bits)
+        key = (plan.mode, plan.bits, plan.keep_share)
         if key not in self._penalties:
             self._penalties[key] = self._late_penalty(plan)
         return self._penalties[key]
@@ -108,8 +108,9 @@ class Response:
 
     def _late_penalty(self, plan: Plan) -> float:
         c, compression = self._calibration, self._compression
-        if plan.mode == "drop":
-            lost = dropped_power(compression.drop_keep_share)
+        if plan.mode in ("drop", "shared"):
+            shared = plan.mode == "shared"
+            lost = dropped_power(plan.keep_share if shared else compression.drop_keep_share)
             left = c["drop_feedback"] if compression.error_feedback else 1.0
             return c["penalty_drop"] * lost * lost * left
         if plan.mode != "quantise":

@@ -81,13 +81,13 @@ class Workload:
             self.elements, world=self.world, block=compression.block,
             dense_below=compression.dense_below_elements,
         )  # fmt: skip
-        self._plans: dict[tuple[str, tuple[int, ...]], Wire] = {}
+        self._plans: dict[tuple[str, tuple[int, ...], float], Wire] = {}
         self.bf16_bytes = self._dense(wire.BF16_BYTES)
         self.fp32_bytes = self._dense(wire.FP32_BYTES)
 
     def under(self, plan: Plan) -> Wire:
         """Traffic of an iteration under a plan."""
-        key = (plan.mode, plan.bits)
+        key = (plan.mode, plan.bits, plan.keep_share)
         if key not in self._plans:
             self._plans[key] = self._make(plan)
         return self._plans[key]
@@ -109,6 +109,9 @@ class Workload:
             keep = self._compression.drop_keep_share
             sizes = [wire.drop_wire_bytes(n, keep, self.world) for n in counts]
             return Wire(patterns=RING, bucket_bytes=tuple(sizes), codec_s=codec)
+        if plan.mode == "shared":
+            sizes = [self._shared(bucket, plan.keep_share) for bucket in self.buckets]
+            return Wire(patterns=TWO_PHASE, bucket_bytes=tuple(sizes), codec_s=codec)
         sizes = [self._two_phase(bucket, plan.bits) for bucket in self.buckets]
         if plan.mode != "quantise":
             codec = (0.0,) * len(counts)
@@ -123,3 +126,13 @@ class Workload:
             world=self.world, block=self._compression.block,
         )  # fmt: skip
         return wire.two_phase_bytes(payload, self.world)
+
+    def _shared(self, bucket: Sequence[int], keep_share: float) -> int:
+        return wire.shared_plan_bytes(
+            [self.elements[i] for i in bucket],
+            keep_share,
+            self.world,
+            dense_below=self._compression.dense_below_elements,
+            seeded=self._compression.selection == "seeded",
+            buckets=[range(len(bucket))],
+        )
