@@ -1,4 +1,4 @@
-"""Put a policy on a model: ``handle = attach(ddp_model, policy=...)``.
+"""Put a policy on a model: ``handle = attach(model, policy=...)``.
 
 All ranks compare mode, policy and model before anything changes. Any difference, or one rank that
 cannot start, turns every rank off with one line: ranks must never differ in what they send.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,12 +29,16 @@ from .compress.hierarchy import Node
 from .compress.layout import LayerTable
 from .compress.residual import DTYPES, ResidualStore
 from .controller import Controller, Layer
+from .ddp import ReplicatedModel
 from .decisions import DecisionLog
 from .handle import Engine, Handle
-from .hook import GradientHook, reduce_bucket
-from .plan import residual_decays
+from .hook import GradientHook
+from .plan import Plan, residual_decays
 from .presets import preset
-from .spec import Policy, loads
+from .spec import Compression, Policy, loads
+
+if TYPE_CHECKING:
+    from torch.distributed import fsdp
 
 _LOG = logging.getLogger("xtune")
 MODES = ("off", "shadow", "on")
@@ -50,11 +53,57 @@ class _Options:
     loss_scale: Callable[[], float] | None
     link_gbps: float | None
     environ: Mapping[str, str]
-    nodes: tuple[tuple[int, ...], ...] | None
+
+
+class Model(Protocol):
+    """What differs between models that are replicated and models that are sharded."""
+
+    ranks: list[int]
+    group: dist.ProcessGroup
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...] | None:
+        """Ranks of each node by their place in ``ranks``; None where there is one level only."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing to reduce."""
+
+    def layers(self) -> list[tuple[str, int]]:
+        """Names of the trained parameters and the elements of each, in model order."""
+
+    def peers(self, channel: Channel, node: Node | None) -> int:
+        """Ranks between which values are quantised."""
+
+    def exchange(
+        self,
+        channel: Channel,
+        node: Node | None,
+        table: LayerTable,
+        store: ResidualStore,
+        compression: Compression,
+    ) -> Exchange:
+        """The exchange of the model's gradients."""
+
+    def hook(
+        self,
+        exchange: Any,
+        plan: Plan,
+        *,
+        shadow: bool,
+        loss_scale: Callable[[], float] | None,
+    ) -> GradientHook:
+        """The hook of this rank, not yet in place."""
+
+    def install(self, hook: Any, node: Node | None) -> None:
+        """Put the hook in place."""
+
+    def leave(self, node: Node | None) -> None:
+        """The policy is off; do what the model needs all the same."""
 
 
 def attach(
-    ddp_model: DistributedDataParallel,
+    model: DistributedDataParallel | fsdp.FSDPModule,
     *,
     policy: Policy | str | Path | None = None,
     bus: Bus | None = None,
@@ -71,7 +120,8 @@ def attach(
     ``XTUNE_DECISIONS=FILE`` logs decisions.
 
     Args:
-        ddp_model: the model, wrapped, on the CPU or on accelerators.
+        model: in ``DistributedDataParallel``, or its modules and itself under FSDP2's
+            ``fully_shard``; on the CPU or on accelerators.
         policy: a policy, a preset's name or the path of a ``policy.json``; default ``joint``.
         bus: shared with a router; a new one by default.
         job: name for the decision log.
@@ -80,7 +130,10 @@ def attach(
             seen stand for a clear network.
         mesh: the model's ranks as (node, rank of the node), for jobs of many nodes: gradients are
             summed inside a node, which is cheap, and quantised between nodes only. Byte counts
-            are then those that leave the node. The same on every rank.
+            are then those that leave the node. The same on every rank. A model under
+            ``fully_shard`` has to be sharded over the ranks of its node, from equal weights on
+            every node: its gradients are averaged over the nodes here, also while the policy is
+            off.
         environ: where the ``XTUNE_`` variables come from.
         clock: seconds, monotonic.
 
@@ -88,12 +141,11 @@ def attach(
         The handle; inert where the policy is off.
 
     Raises:
-        TypeError: ``ddp_model`` is not a ``DistributedDataParallel``.
-        ValueError: ``mesh`` has not two dimensions, or other ranks than the model.
+        TypeError: ``model`` is neither of both.
+        ValueError: ``mesh`` is not the model's, or its sharding is not supported.
     """
-    if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"attach wants a DistributedDataParallel, not {type(ddp_model).__name__}")
-    ranks = dist.get_process_group_ranks(ddp_model.process_group)
+    found = _model(model, mesh)
+    ranks = found.ranks
     options = _Options(
         policy=policy,
         bus=Bus() if bus is None else bus,
@@ -101,18 +153,18 @@ def attach(
         loss_scale=None if scaler is None else scaler.get_scale,
         link_gbps=link_gbps,
         environ=environ,
-        nodes=_nodes(mesh, ranks),
     )
-    if len(ranks) == 1:
+    if found.alone:
         return Handle(options.bus, None, reason="a single rank sends nothing", clock=clock)
-    timeout = _timeout(ddp_model.process_group)
+    timeout = _timeout(found.group)
     group = _group(ranks, timeout)
-    shape = zlib.crc32(repr(options.nodes).encode())
+    shape = zlib.crc32(repr(found.nodes).encode())
     if len({tuple(word) for word in _gather(group, [shape])}) > 1:
         if dist.get_rank(group) == 0:
             _LOG.warning("xtune: off on every rank: the ranks differ in mesh")
+        found.leave(None)
         return Handle(options.bus, None, reason="the ranks differ in mesh", clock=clock)
-    node = _node(options.nodes, ranks, timeout, clock)
+    node = _node(found.nodes, ranks, timeout, clock)
     channel = Channel(group, clock=clock, per_node=node.inside.world if node else 1)
     engine, problem = None, None
     mode = environ.get("XTUNE_POLICY", "on") or "on"
@@ -121,7 +173,7 @@ def attach(
         if mode not in MODES:
             raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
         if mode != "off":
-            engine = _build(ddp_model, channel, node, mode, options)
+            engine = _build(found, channel, node, mode, options)
             digest = engine.controller.policy.digest()
             word[2] = int(digest[:_DIGEST_DIGITS], 16)
             word[3] = engine.table.digest()
@@ -131,7 +183,7 @@ def attach(
     reason = _disagreement(_gather(group, word))
     if reason is None and engine is not None:
         try:
-            ddp_model.register_comm_hook(engine.hook, reduce_bucket)
+            found.install(engine.hook, node)
         except Exception as error:  # another hook is there
             problem = f"{type(error).__name__}: {error}"
         failed = [rank for rank, (ok,) in enumerate(_gather(group, [int(not problem)])) if not ok]
@@ -145,39 +197,44 @@ def attach(
         if engine is not None:
             engine.hook.detached = True
             engine.log.close()
+        found.leave(node)
         return Handle(options.bus, None, reason=reason, clock=clock)
     if engine is None:
+        found.leave(node)
         return Handle(options.bus, None, reason="XTUNE_POLICY=off", clock=clock)
     return Handle(options.bus, engine, clock=clock)
 
 
+def _model(model: object, mesh: DeviceMesh | None) -> Model:
+    if isinstance(model, DistributedDataParallel):
+        return ReplicatedModel(model, mesh)
+    if "FSDP" in type(model).__name__:  # what fully_shard makes of a class; else do not import it
+        from torch.distributed.fsdp import FSDPModule
+
+        from .fsdp import ShardedModel
+
+        if isinstance(model, FSDPModule):
+            return ShardedModel(model, mesh)
+    wanted = "a model under fully_shard or in DistributedDataParallel"
+    raise TypeError(f"attach wants {wanted}, not {type(model).__name__}")
+
+
 def _build(
-    ddp_model: DistributedDataParallel,
-    channel: Channel,
-    node: Node | None,
-    mode: str,
-    options: _Options,
+    model: Model, channel: Channel, node: Node | None, mode: str, options: _Options
 ) -> Engine:
     policy = _policy(options.policy)
     compression = policy.compression
-    ignored = set(getattr(ddp_model, "parameters_to_ignore", ()))
-    named = [
-        (name, parameter)
-        for name, parameter in ddp_model.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
+    named = model.layers()
     if not named:
         raise ValueError("the model has no parameter to train")
-    # DDP hands a complex gradient over as the real numbers it consists of.
-    elements = [p.numel() * (2 if p.is_complex() else 1) for _, p in named]
     last = max(1, len(named) - 1)
     layers = [
         Layer(name=name, elements=count, depth=place / last)
-        for place, ((name, _), count) in enumerate(zip(named, elements, strict=True))
+        for place, (name, count) in enumerate(named)
     ]
     table = LayerTable(
         names=tuple(layer.name for layer in layers),
-        elements=tuple(elements),
+        elements=tuple(layer.elements for layer in layers),
         world=channel.world,
         block=compression.block,
         dense_below=compression.dense_below_elements,
@@ -188,39 +245,20 @@ def _build(
         dtype=DTYPES[compression.residual_dtype],
         limit=compression.residual_limit,
     )
-    exchange = Exchange(
-        channel,
-        table,
-        store,
-        keep_share=compression.drop_keep_share,
-        node=node,
-        shared_gain=compression.residual_decay_shared,
-        seeded=compression.selection == "seeded",
-    )
+    exchange = model.exchange(channel, node, table, store, compression)
     if mode == "on" and compression.mode == "quantise":
         exchange.quantised.warm_up()
     path = options.environ.get("XTUNE_DECISIONS") or None
     log = DecisionLog(path, rank=dist.get_rank(), job=options.job, shadow=mode == "shadow")
 
-    peers = channel.world if node is None else node.across.world
+    peers = model.peers(channel, node)
 
     def controller() -> Controller:
         return Controller(policy, layers, peers, log, bus=options.bus)
 
-    model = weakref.ref(ddp_model)  # the model holds the hook
-
-    def uneven() -> bool:
-        return bool(getattr(getattr(model(), "_join_config", None), "enable", False))
-
     running = controller()
-    hook = GradientHook(
-        exchange,
-        {id(parameter): place for place, (_, parameter) in enumerate(named)},
-        ddp_model.process_group,
-        running.begin(0),
-        shadow=mode == "shadow",
-        loss_scale=options.loss_scale,
-        uneven=uneven,
+    hook = model.hook(
+        exchange, running.begin(0), shadow=mode == "shadow", loss_scale=options.loss_scale
     )
     return Engine(
         hook=hook,
@@ -232,18 +270,6 @@ def _build(
         mode=mode,
         link_gbps=options.link_gbps,
     )
-
-
-def _nodes(mesh: DeviceMesh | None, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-    """The ranks of each node, by their place in ``ranks``; None where there is one level only."""
-    if mesh is None:
-        return None
-    if mesh.ndim != 2 or sorted(mesh.mesh.flatten().tolist()) != sorted(ranks):
-        raise ValueError("mesh must have the model's ranks in two dimensions: node, rank of it")
-    if 1 in mesh.mesh.shape:
-        return None
-    place = {rank: index for index, rank in enumerate(ranks)}
-    return tuple(tuple(sorted(place[rank] for rank in row)) for row in mesh.mesh.tolist())
 
 
 def _node(

@@ -31,6 +31,11 @@ def ring_bytes(payload_bytes: int, world: int) -> int:
     return -(-2 * (world - 1) * payload_bytes // world)
 
 
+def ring_scatter_bytes(payload_bytes: int, world: int) -> int:
+    """Bytes one rank sends in a ring reduce-scatter: (N-1)/N of the payload, rounded up."""
+    return -(-(world - 1) * payload_bytes // world)
+
+
 def dense_bytes(elements: int, world: int, element_bytes: int) -> int:
     """Bytes one rank sends to all-reduce ``elements`` values without compression."""
     return ring_bytes(elements * element_bytes, world)
@@ -113,6 +118,19 @@ def payload_bytes(
 def two_phase_bytes(payload: int, world: int) -> int:
     """Bytes one rank sends for one bucket: a header and a share to each other rank, twice."""
     return 2 * (world - 1) * (HEADER_BYTES + payload)
+
+
+def scatter_bytes(shards: Sequence[int], bits: Sequence[int], world: int, block: int) -> int:
+    """Bytes one rank sends to reduce and scatter the gradients of one module.
+
+    Args:
+        shards: elements of each layer's shard, padding included.
+        bits: effective bits of each layer (16: bf16).
+        world: ranks that a layer is spread over.
+        block: elements that share a scale.
+    """
+    payload = payload_bytes(shards, bits, [0] * len(shards), world=1, block=block)
+    return (world - 1) * (HEADER_BYTES + payload)
 
 
 def ddp_buckets(

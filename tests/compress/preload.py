@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+import torch._dynamo  # `fully_shard` imports it, late and slowly
+import torch.distributed.fsdp
 
 from xtune.policies.attach import attach
 from xtune.policies.compress.codec import NumbaCodec

@@ -1,0 +1,134 @@
+"""What `attach` has to know of a model in ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from .compress.channel import Channel
+from .compress.exchange import Exchange
+from .compress.hierarchy import Node
+from .compress.layout import LayerTable
+from .compress.residual import ResidualStore
+from .hook import GradientHook, reduce_bucket
+from .plan import Plan
+from .spec import Compression
+
+
+class ReplicatedModel:
+    """A model of which every rank has a copy.
+
+    Attributes:
+        ranks: that train one model.
+        group: torch's, of these ranks.
+        nodes: ranks of each node by their place in ``ranks``; None where there is one level only.
+
+    Args:
+        model: the model, wrapped.
+        mesh: see `attach`.
+
+    Raises:
+        ValueError: ``mesh`` has not two dimensions, or other ranks than the model.
+    """
+
+    def __init__(self, model: DistributedDataParallel, mesh: DeviceMesh | None) -> None:
+        self._model = model
+        self.group: dist.ProcessGroup = model.process_group
+        self.ranks = dist.get_process_group_ranks(self.group)
+        self.nodes: tuple[tuple[int, ...], ...] | None = None
+        if mesh is None:
+            return
+        if mesh.ndim != 2 or sorted(mesh.mesh.flatten().tolist()) != sorted(self.ranks):
+            raise ValueError(
+                "mesh must have the model's ranks in two dimensions: node, rank of it"
+            )
+        if 1 not in mesh.mesh.shape:
+            place = {rank: index for index, rank in enumerate(self.ranks)}
+            rows = mesh.mesh.tolist()
+            self.nodes = tuple(tuple(sorted(place[rank] for rank in row)) for row in rows)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing to reduce."""
+        return len(self.ranks) == 1
+
+    def layers(self) -> list[tuple[str, int]]:
+        """Names of the trained parameters, and how many real numbers the gradient of each has.
+
+        DDP hands a complex gradient over as the real numbers it consists of.
+        """
+        return [
+            (name, parameter.numel() * (2 if parameter.is_complex() else 1))
+            for name, parameter in self._trained()
+        ]
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        ignored = set(getattr(self._model, "parameters_to_ignore", ()))
+        return [
+            (name, parameter)
+            for name, parameter in self._model.module.named_parameters()
+            if parameter.requires_grad and name not in ignored
+        ]
+
+    def peers(self, channel: Channel, node: Node | None) -> int:
+        """Ranks between which values are quantised."""
+        return channel.world if node is None else node.across.world
+
+    def exchange(
+        self,
+        channel: Channel,
+        node: Node | None,
+        table: LayerTable,
+        store: ResidualStore,
+        compression: Compression,
+    ) -> Exchange:
+        """The exchange of this model's gradients."""
+        return Exchange(
+            channel,
+            table,
+            store,
+            keep_share=compression.drop_keep_share,
+            node=node,
+            shared_gain=compression.residual_decay_shared,
+            seeded=compression.selection == "seeded",
+        )
+
+    def hook(
+        self,
+        exchange: Exchange,
+        plan: Plan,
+        *,
+        shadow: bool,
+        loss_scale: Callable[[], float] | None,
+    ) -> GradientHook:
+        """The hook of this rank, not yet in place."""
+        model = weakref.ref(self._model)  # the model holds the hook
+
+        def uneven() -> bool:
+            return bool(getattr(getattr(model(), "_join_config", None), "enable", False))
+
+        return GradientHook(
+            exchange,
+            {id(parameter): place for place, (_, parameter) in enumerate(self._trained())},
+            self.group,
+            plan,
+            shadow=shadow,
+            loss_scale=loss_scale,
+            uneven=uneven,
+        )
+
+    def install(self, hook: GradientHook, _node: Node | None) -> None:
+        """Put the hook in place.
+
+        Raises:
+            RuntimeError: another one is there.
+        """
+        self._model.register_comm_hook(hook, reduce_bucket)
+
+    def leave(self, _node: Node | None) -> None:
+        """The policy is off: DDP reduces as ever."""
