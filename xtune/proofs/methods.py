@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +11,9 @@ from torch import Tensor
 from xtune.policies.compress import wire
 from xtune.policies.compress.bucket import Bucket
 from xtune.policies.compress.exchange import Exchange
-from xtune.policies.compress.residual import OWNER, WORKER
 from xtune.policies.ladder import Rung
-from xtune.policies.plan import Layer, ladder_plans
-from xtune.policies.spec import Compression, Policy
+from xtune.policies.plan import Layer, RungPlan, ladder_plans
+from xtune.policies.spec import Compression, Period, Policy
 from xtune.proofs.ranks import LocalChannel, build_exchange
 
 Buckets = Sequence[tuple[int, ...]]  # layer indices of each bucket
@@ -51,18 +50,24 @@ class Method:
 
     name: str
     label: str
-    kind: str  # dense | bf16 | quantise | drop | drop_residual | powersgd | regulated
+    kind: str  # dense | bf16 | quantise | shared | drop | drop_residual | powersgd | regulated
     bits_input: int = 16
     bits_head: int = 16
     gain: float | None = None  # of the residual; None: no error feedback
     block: int = 256
-    keep_share: float | None = None  # of mode drop; None: as many bytes as q4_8
+    keep_share: float | None = None  # where few elements are sent; None: the bytes of q4_8
     rank: int = 0  # of PowerSGD
 
-    @property
-    def compression(self) -> Compression:
+    def compression(self, keep_share: float | None = None) -> Compression:
         """The policy's section of it, in force from the first iteration."""
-        rung = Rung(name="only", bits_input=self.bits_input, bits_head=self.bits_head)
+        keep = self.keep_share if keep_share is None else keep_share
+        rung = Rung(
+            name="only",
+            bits_input=self.bits_input,
+            bits_head=self.bits_head,
+            keep_share=keep if self.kind == "shared" and keep else 1.0,
+        )
+        gain = 0.0 if self.gain is None else self.gain
         return Compression(
             mode="drop" if self.kind == "drop" else "quantise",
             ladder=(Rung(name="off", bits_input=16, bits_head=16), rung),
@@ -70,8 +75,10 @@ class Method:
             warmup_iterations=0,
             block=self.block,
             error_feedback=self.gain is not None,
-            residual_decay=0.0 if self.gain is None else self.gain,
-            drop_keep_share=self.keep_share or 0.35,
+            residual_decay=gain,
+            residual_decay_head=gain,
+            residual_decay_shared=gain,
+            drop_keep_share=keep or 1.0,
         )
 
 
@@ -107,6 +114,14 @@ def methods() -> dict[str, Method]:
             gain=1.0,
         ),
         Method(name="powersgd_4", label="PowerSGD rank 4", kind="powersgd", gain=1.0, rank=4),
+        Method(
+            name="shared_10",
+            label="shared index, 10 % kept",
+            kind="shared",
+            gain=1.0,
+            keep_share=0.1,
+        ),
+        Method(name="shared_equal", label="shared index, bytes of 4/8", kind="shared", gain=1.0),
         _quantised(8, 0.5, 64),
         *(_quantised(4, gain, 64) for gain in (0.5, 1.0, None)),
         Method(name="regulated", label="regulated, scripted congestion", kind="regulated"),
@@ -114,21 +129,22 @@ def methods() -> dict[str, Method]:
     return {row.name: row for row in rows}
 
 
-def bits_of(method: Method, layers: Sequence[Layer], world: int) -> tuple[str, tuple[int, ...]]:
-    """Mode of the exchange and planned bits per layer, from the policy's own ladder."""
+def plan_of(
+    method: Method, layers: Sequence[Layer], world: int, keep_share: float | None = None
+) -> RungPlan:
+    """How its buckets are reduced, from the policy's own ladder."""
     if method.kind == "dense":
-        return "dense", (16,) * len(layers)
-    policy = Policy(name="proof", compression=method.compression)
-    plan = ladder_plans(policy, layers, world)[1]
-    return plan.mode, plan.bits
+        return RungPlan(mode="dense", bits=(16,) * len(layers), ratio=0.0)
+    policy = Policy(name="proof", compression=method.compression(keep_share))
+    return ladder_plans(policy, layers, world)[1]
 
 
 def planned_bytes(method: Method, layers: Sequence[Layer], buckets: Buckets, world: int) -> int:
     """Bytes one rank sends in an iteration of a quantised method, by the wire formula."""
-    compression = method.compression
+    compression = method.compression()
     return wire.plan_wire_bytes(
         [layer.elements for layer in layers],
-        bits_of(method, layers, world)[1],
+        plan_of(method, layers, world).bits,
         world,
         compression.block,
         dense_below=compression.dense_below_elements,
@@ -136,19 +152,33 @@ def planned_bytes(method: Method, layers: Sequence[Layer], buckets: Buckets, wor
     )
 
 
-def equal_keep_share(elements: Sequence[int], world: int, budget: int) -> float:
-    """The largest share that dropping may keep of each bucket within some bytes an iteration.
+def keep_share_of(
+    method: Method, layers: Sequence[Layer], buckets: Buckets, world: int
+) -> float | None:
+    """Share of elements that a method keeps; None where it sends all of them."""
+    if method.kind not in ("drop", "drop_residual", "shared") or method.keep_share is not None:
+        return method.keep_share
+    budget = planned_bytes(methods()["q4_8_g0.5"], layers, buckets, world)
+    elements = [layer.elements for layer in layers]
 
-    Args:
-        elements: of each bucket.
-        world: ranks.
-        budget: bytes one rank may send.
-    """
+    def sent(keep: float) -> int:
+        if method.kind == "shared":
+            small = method.compression().dense_below_elements
+            return wire.shared_plan_bytes(
+                elements, keep, world, dense_below=small, seeded=False, buckets=buckets
+            )
+        sizes = [sum(elements[i] for i in bucket) for bucket in buckets]
+        return sum(wire.drop_wire_bytes(size, keep, world) for size in sizes)
+
+    return largest_share(sent, budget)
+
+
+def largest_share(sent: Callable[[float], int], budget: int) -> float:
+    """The largest share of which no more than ``budget`` bytes are sent."""
     low, high = 1e-6, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        sent = sum(wire.drop_wire_bytes(count, middle, world) for count in elements)
-        low, high = (middle, high) if sent <= budget else (low, middle)
+        low, high = (middle, high) if sent(middle) <= budget else (low, middle)
     return low
 
 
@@ -163,10 +193,9 @@ class EngineSide:
         buckets: Buckets,
         keep_share: float | None = None,
     ) -> None:
-        self.exchange: Exchange = build_exchange(
-            channel, layers, method.compression, keep_share=keep_share
-        )
-        self._mode, self._bits = bits_of(method, layers, channel.world)
+        compression = method.compression(keep_share)
+        self.exchange: Exchange = build_exchange(channel, layers, compression)
+        self._plan = plan_of(method, layers, channel.world, keep_share)
         self._buckets = buckets
 
     def reduce(self, step: int, buffers: Sequence[Tensor], loss: float | None) -> int:
@@ -176,9 +205,11 @@ class EngineSide:
             reduced = self.exchange.reduce(
                 Bucket(index=index, layers=layers, buffer=buffer),
                 step=step,
-                mode=self._mode,
-                bits=self._bits,
+                mode=self._plan.mode,
+                bits=self._plan.bits,
                 loss=loss,
+                keep_share=self._plan.keep_share,
+                measure=(step + 1) % Period().iterations == 0,  # when a job regulates
             )
             if reduced.failed or not reduced.finite:
                 raise RuntimeError(f"step {step}, bucket {index} was not reduced as planned")
@@ -191,13 +222,7 @@ class EngineSide:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Side.load_state_dict`."""
-        residual = state["residual"]
-        sizes = {
-            (kind, name): kept.numel()
-            for kind in (WORKER, OWNER)
-            for name, kept in residual[kind].items()
-        }
-        self.exchange.store.load_state_dict(residual, sizes)
+        self.exchange.store.load_state_dict(state["residual"], self.exchange.residual_sizes())
 
     def about(self) -> dict[str, Any]:
         """See `Side.about`."""

@@ -63,7 +63,7 @@ class DropResidualSide:
         buckets: Buckets,
         keep_share: float,
     ) -> None:
-        self._exchange = build_exchange(channel, layers, method.compression, keep_share=keep_share)
+        self._exchange = build_exchange(channel, layers, method.compression(keep_share))
         self._buckets = buckets
         self._keep_share = keep_share
         self._bits = (16,) * len(layers)

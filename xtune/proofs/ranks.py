@@ -20,8 +20,8 @@ from xtune.policies.compress.channel import Channel
 from xtune.policies.compress.exchange import Exchange
 from xtune.policies.compress.header import Header
 from xtune.policies.compress.layout import LayerTable
-from xtune.policies.compress.residual import ResidualStore
-from xtune.policies.plan import Layer
+from xtune.policies.compress.residual import DTYPES, ResidualStore
+from xtune.policies.plan import Layer, residual_decays
 from xtune.policies.spec import Compression
 
 _Result = TypeVar("_Result")
@@ -117,6 +117,14 @@ class LocalChannel(Channel):
         buffer.copy_(total)
         self.sent_bytes += wire.ring_bytes(buffer.nbytes, self.world)
 
+    def broadcast(self, message: Tensor, source: int) -> None:
+        """See `Channel.broadcast`."""
+        given = self._meeting.swap(self.rank, f"broadcast {source} {message.nbytes}", message)
+        if self.rank != source:
+            message.copy_(given[source])
+        self._meeting.leave()
+        self.sent_bytes += wire.broadcast_bytes(message.nbytes, self.world)
+
     def all_reduce_max(self, values: Tensor) -> None:
         """See `Channel.all_reduce_max`."""
         given = self._meeting.swap(self.rank, f"maximum {values.nbytes}", values)
@@ -189,24 +197,24 @@ def layer_table(layers: Sequence[Layer], compression: Compression, world: int) -
 
 
 def build_exchange(
-    channel: Channel,
-    layers: Sequence[Layer],
-    compression: Compression,
-    *,
-    keep_share: float | None = None,
+    channel: Channel, layers: Sequence[Layer], compression: Compression
 ) -> Exchange:
-    """One rank's engine under a policy, built as `policies.attach` builds it.
-
-    Args:
-        channel: collectives.
-        layers: the model's.
-        compression: the policy's section.
-        keep_share: of mode drop, in place of the policy's.
-    """
+    """One rank's engine under a policy, built as `policies.attach` builds it."""
     table = layer_table(layers, compression, channel.world)
-    store = ResidualStore(decay=compression.residual_decay, enabled=compression.error_feedback)
-    keep = compression.drop_keep_share if keep_share is None else keep_share
-    exchange = Exchange(channel, table, store, keep_share=keep)
+    store = ResidualStore(
+        decay=residual_decays(layers, compression),
+        enabled=compression.error_feedback,
+        dtype=DTYPES[compression.residual_dtype],
+        limit=compression.residual_limit,
+    )
+    exchange = Exchange(
+        channel,
+        table,
+        store,
+        keep_share=compression.drop_keep_share,
+        shared_gain=compression.residual_decay_shared,
+        seeded=compression.selection == "seeded",
+    )
     if compression.mode == "quantise":
         exchange.quantised.warm_up()
     return exchange

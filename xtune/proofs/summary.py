@@ -14,7 +14,7 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
-from xtune.proofs.methods import Method, bits_of
+from xtune.proofs.methods import Method, plan_of
 from xtune.proofs.model import Llama
 from xtune.proofs.ranks import layers_of
 from xtune.proofs.training import Settings
@@ -170,7 +170,7 @@ def _bits(method: Method, settings: Settings) -> dict[str, Any]:
         return {"bits_input": None, "bits_head": None, "mean_bits": None}
     named = list(Llama(settings.shape, 0).named_parameters())
     layers = layers_of([n for n, _ in named], [p.numel() for _, p in named])
-    bits = bits_of(method, layers, settings.world)[1]
+    bits = plan_of(method, layers, settings.world).bits
     total = sum(layer.elements for layer in layers)
     mean = sum(b * layer.elements for b, layer in zip(bits, layers, strict=True)) / total
     return {"bits_input": method.bits_input, "bits_head": method.bits_head, "mean_bits": mean}

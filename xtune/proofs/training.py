@@ -26,9 +26,7 @@ from xtune.proofs.methods import (
     EngineSide,
     Method,
     Side,
-    equal_keep_share,
-    methods,
-    planned_bytes,
+    keep_share_of,
 )
 from xtune.proofs.model import Llama, Shape, optimizer
 from xtune.proofs.peers import Bf16Side, DropResidualSide, PowerSide
@@ -151,10 +149,7 @@ class Course:
 def make_sides(method: Method, course: Course, ranks: Ranks) -> tuple[list[Side], float | None]:
     """Each rank's side of a method, and the share of elements kept where it drops any."""
     settings, layers, buckets = course.settings, course.layers, course.buckets
-    keep = None
-    if method.kind in ("drop", "drop_residual"):
-        budget = planned_bytes(methods()["q4_8_g0.5"], layers, buckets, settings.world)
-        keep = method.keep_share or equal_keep_share(course.sizes, settings.world, budget)
+    keep = keep_share_of(method, layers, buckets, settings.world)
     makers: dict[str, Callable[[Any], Side]] = {
         "bf16": Bf16Side,
         "drop_residual": lambda c: DropResidualSide(method, c, layers, buckets, keep or 1.0),
