@@ -61,6 +61,7 @@ class Controller:
         self.bus = Bus() if bus is None else bus
         self.retreats = 0
         self.changes = 0  # of the plan's rung, for reports: control has a price
+        self.useless = False  # compression was measured to save no time, and is off for a while
         self._log = DecisionLog() if log is None else log
         self._powers: list[LayerPower | None] = [None] * len(self.layers)  # agreed
         self._measured: dict[int, LayerPower] = {}  # on this rank, since the last regulation
@@ -112,7 +113,6 @@ class Controller:
         comm_s: float,
         modelled_s: float | None,
         wire_bytes: int,
-        dense_bytes: int,
         gradient_change: float | None,
         step_s: float | None = None,
     ) -> None:
@@ -123,14 +123,13 @@ class Controller:
             comm_s: Measured communication time, codec included.
             modelled_s: What the same bytes would take on a clear fabric, None if unknown.
             wire_bytes: Bytes this rank sent.
-            dense_bytes: Bytes it would have sent uncompressed.
             gradient_change: Relative change of the reduced gradient since the last iteration.
             step_s: Time of the whole iteration; better than ``comm_s`` to see whether
                 compression pays, since part of the communication may be hidden.
         """
         self._wire_bytes = wire_bytes
         self._hear_routing()
-        self._slowdown.observe(self.plan.rung, comm_s, modelled_s, wire_bytes, dense_bytes)
+        self._slowdown.observe(self.plan.rung, comm_s, modelled_s)
         for name, value in (
             ("gradient_change", gradient_change),
             ("step_s", step_s),
@@ -212,6 +211,7 @@ class Controller:
         self._level = verdict.level
         self._cap = verdict.ratio_cap
         self._reason = verdict.reason
+        self.useless = verdict.useless
         self._clear_period(step + 1)
         self._publish(step + 1)
 

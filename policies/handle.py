@@ -69,6 +69,7 @@ class Handle:
         self._finite = True  # the last iteration's gradients
         self._step_ended: float | None = None
         self._comm_share: float | None = None
+        self._useless_said = False
 
     @property
     def active(self) -> bool:
@@ -122,6 +123,7 @@ class Handle:
             "failed_steps": self._failed_steps,
             "nonfinite_steps": self._nonfinite_steps,
             "rung": plan.rung if plan is not None else None,
+            "saves_no_time": engine.controller.useless if engine is not None else False,
             "plan_mode": plan.mode if plan is not None else None,
             "planned_ratio": plan.ratio if plan is not None else None,
             "retreats": engine.controller.retreats if engine is not None else 0,
@@ -270,7 +272,6 @@ class Handle:
             comm_s=done.transfer_s,
             modelled_s=modelled_s,
             wire_bytes=done.wire_bytes,
-            dense_bytes=done.dense_bytes_bf16,
             gradient_change=change,
             step_s=step_s,
         )
@@ -297,6 +298,14 @@ class Handle:
             engine.exchange.disable("regulation failed on a rank")
             return
         self._guard(lambda: engine.controller.agree(step, combined))
+        if engine.controller.useless and not self._useless_said:
+            self._useless_said = True
+            if engine.exchange.channel.rank == 0:
+                _LOG.warning(
+                    "xtune: compression saves no time here: off from iteration %d, tried again "
+                    "later",
+                    step + 1,
+                )
 
     def _begin(self, engine: Engine, step: int) -> None:
         engine.hook.plan = engine.controller.begin(step)

@@ -43,6 +43,7 @@ class Verdict:
     level: int
     ratio_cap: float
     reason: str
+    useless: bool = False  # compression was measured to save no time, and is off for a while
 
 
 class Regulator:
@@ -123,7 +124,9 @@ class Regulator:
         if wanted > rung + 1:
             wanted = rung + 1
             reasons.append("one rung a period")
-        return Verdict(rung=wanted, level=level, ratio_cap=cap, reason=", ".join(reasons))
+        return Verdict(
+            rung=wanted, level=level, ratio_cap=cap, reason=", ".join(reasons), useless=useless
+        )
 
     def _ratio_cap(self, available_share: float | None) -> float:
         """Upper bound of the ratio (founding document L1): no more than the bandwidth asks for.
@@ -148,7 +151,7 @@ class Regulator:
     ) -> None:
         """Turn compression off for a while if it saves no time.
 
-        The time of an iteration is compared with what an uncompressed one took at the same
+        The time of an iteration is compared with what an uncompressed one took at the nearest
         congestion level; where the slowdown has grown since, the uncompressed one is given as
         much longer, so that congestion is not taken for a failure of compression. In over 200
         measured set-ups gradient compression helped in 6 (Agarwal et al., MLSys 2022), so off
@@ -160,11 +163,13 @@ class Regulator:
         self._judged += iterations
         self._cost_sum += cost_s * iterations
         self._slowdown_sum += slowdown * iterations
-        dense = self._dense_cost_s[level]
-        if self._judged < JUDGE_ITERATIONS or math.isnan(dense):
+        measured = [i for i, dense in enumerate(self._dense_cost_s) if not math.isnan(dense)]
+        if self._judged < JUDGE_ITERATIONS or not measured:
             return
+        near = min(measured, key=lambda i: abs(i - level))
+        dense = self._dense_cost_s[near]
         cost = self._cost_sum / self._judged
-        grown = self._slowdown_sum / self._judged / self._dense_slowdown[level]  # NaN: unknown
+        grown = self._slowdown_sum / self._judged / self._dense_slowdown[near]  # NaN: unknown
         self._judged = 0
         self._cost_sum = self._slowdown_sum = 0.0
         limit = dense * (grown if grown > 1.0 else 1.0)

@@ -7,19 +7,22 @@ from typing import Any
 
 from ._core import NAN, ewma_update
 
-# Without a model: share of the uncompressed time that does not shrink with the bytes (latency,
-# launches). An assumption; a rung that was faster than it allows is judged by its own best.
-FIXED_SHARE = 0.25
-# The best is the least mean of so many iterations: the least single one would be the luckiest.
+# A mean over so many iterations is a measure; the least single one would be the luckiest.
 BLOCK_ITERATIONS = 20
+# A model is corrected only where a rung's first stretch took longer by more than noise explains.
+LEAST_EXCESS = 1.5
 
 
 class Slowdown:
-    """Smoothed ratio of measured to modelled communication time of this rank.
+    """Smoothed ratio of measured to clear communication time of this rank.
 
-    Without a model the fastest stretch seen so far stands for a clear fabric, for each rung by
-    itself, and no slower than the uncompressed one scaled to fewer bytes. That lies low while the
-    fabric has never been clear.
+    Each rung of the ladder has its own clear time, since fewer bytes do not save what latency and
+    launches cost. Congestion does not change because the rung does, so a rung's first stretch is
+    taken to be as slow as the stretch before it was; afterwards its fastest stretch counts.
+    With a model of the clear time the first rung is measured by the model, and another by the
+    model times what its first stretch took longer, if that is `LEAST_EXCESS` or more. Without one the ratio lies low while
+    the fabric has never been clear, and in either case while congestion sets in within the
+    `BLOCK_ITERATIONS` iterations after a rung was first used.
 
     Args:
         gain: Weight of the newest iteration.
@@ -28,7 +31,8 @@ class Slowdown:
     def __init__(self, gain: float) -> None:
         self._gain = gain
         self._ratio = NAN
-        self._best_s: dict[int, float] = {}  # by rung
+        self._entry: dict[int, float] = {}  # by rung: the ratio when it was first used
+        self._clear: dict[int, float] = {}  # by rung: relative time on a clear fabric
         self._block: dict[int, tuple[int, float]] = {}  # count and sum of the running stretch
 
     @property
@@ -36,58 +40,57 @@ class Slowdown:
         """The slowdown, None before the first measurement."""
         return None if math.isnan(self._ratio) else self._ratio
 
-    def observe(
-        self,
-        rung: int,
-        comm_s: float,
-        modelled_s: float | None,
-        wire_bytes: int,
-        dense_bytes: int,
-    ) -> None:
+    def observe(self, rung: int, comm_s: float, modelled_s: float | None) -> None:
         """Take one iteration; a time that is not a positive number is left out.
 
         Args:
             rung: Rung of the plan in force.
             comm_s: Measured communication time.
             modelled_s: What the same bytes would take on a clear fabric, None if unknown.
-            wire_bytes: Bytes sent.
-            dense_bytes: Bytes the uncompressed collective would have sent.
         """
         if not (math.isfinite(comm_s) and comm_s > 0):
             return
-        if modelled_s is not None and math.isfinite(modelled_s) and modelled_s > 0:
-            reference = modelled_s
-        else:
-            reference = self._reference(rung, comm_s, wire_bytes, dense_bytes)
-        self._ratio = ewma_update(self._ratio, comm_s / reference, self._gain)
+        modelled = modelled_s is not None and math.isfinite(modelled_s) and modelled_s > 0
+        relative = comm_s / modelled_s if modelled and modelled_s else comm_s
+        clear = self._clear_time(rung, relative, modelled)
+        self._ratio = ewma_update(self._ratio, relative / clear, self._gain)
 
-    def _reference(self, rung: int, comm_s: float, wire_bytes: int, dense_bytes: int) -> float:
+    def _clear_time(self, rung: int, relative: float, modelled: bool) -> float:
+        first = not self._entry
+        entry = self._entry.setdefault(rung, 0.0 if first else max(1.0, self._ratio))
         count, total = self._block.get(rung, (0, 0.0))
-        count, total = count + 1, total + comm_s
-        best = self._best_s.get(rung)
+        count, total = count + 1, total + relative
+        mean = total / count
+        if entry == 0.0:
+            found = 1.0 if modelled else mean
+        else:
+            found = mean / entry
+            if modelled and found < LEAST_EXCESS:
+                found = 1.0
+        known = self._clear.get(rung)
         if count >= BLOCK_ITERATIONS:
-            best = total / count if best is None else min(best, total / count)
-            self._best_s[rung] = best
+            if known is None:
+                self._clear[rung] = found
+            elif not modelled:
+                self._clear[rung] = min(known, mean)
             count, total = 0, 0.0
         self._block[rung] = (count, total)
-        reference = total / count if best is None else best
-        if rung > 0 and 0 in self._best_s and dense_bytes > 0:
-            share = FIXED_SHARE + (1 - FIXED_SHARE) * wire_bytes / dense_bytes
-            reference = min(reference, self._best_s[0] * share)
-        return reference
+        return found if known is None else self._clear[rung]
 
     def state_dict(self) -> dict[str, Any]:
         """All state, as plain numbers."""
         return {
             "ratio": self._ratio,
-            "best_s": sorted(self._best_s.items()),
+            "entry": sorted(self._entry.items()),
+            "clear": sorted(self._clear.items()),
             "block": sorted(self._block.items()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume exactly where `state_dict` was taken."""
         self._ratio = float(state["ratio"])
-        self._best_s = {int(rung): float(best) for rung, best in state["best_s"]}
+        self._entry = {int(rung): float(value) for rung, value in state["entry"]}
+        self._clear = {int(rung): float(value) for rung, value in state["clear"]}
         self._block = {
             int(rung): (int(count), float(total)) for rung, (count, total) in state["block"]
         }

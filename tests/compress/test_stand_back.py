@@ -166,3 +166,38 @@ def test_waits_as_long_as_the_model_does_and_survives_a_regulation_without_peers
     first, second = run(2, _patience)
     assert first == [7.0, 2, "regulation failed on a rank", 2]
     assert second == [7.0, 0, None, 0]
+
+
+class Ticks:
+    """A clock that goes on by a millisecond each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def _useless(rank: int, world: int) -> dict[str, Any]:
+    """Compressed iterations read the clock more often than dense ones, so they take longer."""
+    lines = Lines()
+    model = wrapped()
+    made = policy(period=20, compression={"warmup_iterations": 40, "least_gain": 0.02})
+    handle = attached(model, made, clock=Ticks(), link_gbps=None)
+    rungs = train(model, handle, optimizer(model), rank, 0, 220)
+    return {
+        "rungs": sorted(set(rungs[40:])),
+        "last": rungs[-1],
+        "said": [line for line in lines.take() if "saves no time" in line],
+        "metric": handle.metrics()["saves_no_time"],
+    }
+
+
+def test_compression_that_saves_no_time_is_off_and_says_so() -> None:
+    for rank, result in enumerate(run(2, _useless)):
+        assert result["rungs"][0] == 0
+        assert len(result["rungs"]) > 1  # it was tried
+        assert result["last"] == 0
+        assert len(result["said"]) == (rank == 0)
+        assert result["metric"] is True

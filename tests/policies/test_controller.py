@@ -40,7 +40,6 @@ def observe(controller: Controller, step: int, comm_s: float, change: float | No
         comm_s=comm_s * sent,
         modelled_s=sent,
         wire_bytes=round(2000 * sent),
-        dense_bytes=2000,
         gradient_change=change,
     )
 
@@ -115,7 +114,6 @@ def test_ranks_that_see_different_things_plan_alike() -> None:
                 comm_s=rng.choice([math.nan, rng.uniform(0.5, 4)]),
                 modelled_s=rng.choice([None, 1.0]),
                 wire_bytes=1000,
-                dense_bytes=2000,
                 gradient_change=rng.choice([None, rng.uniform(0, 2), math.inf]),
                 step_s=rng.choice([None, rng.uniform(1, 5)]),
             )
@@ -281,7 +279,7 @@ def spiky(*peaks: float) -> dict[int, LayerPower]:
 
 def test_bits_follow_what_is_measured_and_the_ratio_follows_the_bits() -> None:
     controller, plain = by_norms(), Controller(policy(), LAYERS, WORLD)
-    drive(controller, range(20))
+    drive(controller, range(20), comm_s=2.0)
     assert controller.begin(20).bits == drive_to(plain, 20).bits  # nothing was measured
     # Layers of the head are flat, one near the input is spiky: 4 times the peaks are 2 bits.
     controller.observe_layers(spiky(8 * 64, *[8.0] * 9))

@@ -176,7 +176,6 @@ class _Loop:
                 comm_s=comm_s * math.exp(reading_sigma * reading[step]),
                 modelled_s=traffic.total_bytes * 8e-9 / self.link_gbps if self.link_gbps else None,
                 wire_bytes=traffic.total_bytes,
-                dense_bytes=workload.bf16_bytes,
                 gradient_change=change * math.exp(change_sigma * gradient[step]),
                 step_s=now - started,
             )

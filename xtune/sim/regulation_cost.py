@@ -31,9 +31,7 @@ def measure_regulation(
     took = []
     for step in range(rounds):
         slow = 1.0 + step % 3  # so that plans do change
-        controller.observe(
-            step, comm_s=slow, modelled_s=1.0, wire_bytes=1, dense_bytes=2, gradient_change=0.1
-        )
+        controller.observe(step, comm_s=slow, modelled_s=1.0, wire_bytes=1, gradient_change=0.1)
         begin = clock()
         controller.agree(step, controller.report())
         controller.begin(step + 1)
