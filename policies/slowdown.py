@@ -20,9 +20,9 @@ class Slowdown:
     launches cost. Congestion does not change because the rung does, so a rung's first stretch is
     taken to be as slow as the stretch before it was; afterwards its fastest stretch counts.
     With a model of the clear time the first rung is measured by the model, and another by the
-    model times what its first stretch took longer, if that is `LEAST_EXCESS` or more. Without one the ratio lies low while
-    the fabric has never been clear, and in either case while congestion sets in within the
-    `BLOCK_ITERATIONS` iterations after a rung was first used.
+    model times what its first stretch took longer, if that is `LEAST_EXCESS` or more. Without
+    one the ratio lies low while the fabric has never been clear, and in either case while
+    congestion sets in within the `BLOCK_ITERATIONS` iterations after a rung was first used.
 
     Args:
         gain: Weight of the newest iteration.
