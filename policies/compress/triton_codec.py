@@ -1,0 +1,198 @@
+"""The codec on a GPU: the bits of the reference, from fused Triton kernels."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .layout import Place
+
+_STARTS_KEPT = 4096  # layers times bits tables; 4 bytes a rank each
+_WIDEST = 8  # bytes of codes that a thread can use at once
+
+
+class TritonCodec:
+    """Fused kernels for messages, gradients and residuals that lie on one device.
+
+    Gradients and results may be fp32, bf16 or fp16; residuals are fp32. On the CPU it runs where
+    ``TRITON_INTERPRET=1`` was set before triton was imported, for tests. `encode` and `reduce`
+    wait for the device once, to read two words; `decode` and `decode_add` never wait, but for the
+    first call for a layer, which copies its slots to the device. All start on the current stream,
+    and calls must not overlap: one thread, one stream.
+
+    Args:
+        world: ranks.
+        rank: this one.
+        block: elements that share a scale, a power of two from 16 on.
+
+    Raises:
+        ImportError: triton is not there.
+        ValueError: another block size.
+    """
+
+    def __init__(self, *, world: int, rank: int, block: int) -> None:
+        from . import triton_kernels
+
+        if block < 16 or block & (block - 1):
+            raise ValueError(f"the Triton kernels need a block of a power of two, not {block}")
+        self.world = world
+        self.rank = rank
+        self.block = block
+        self._kernels = triton_kernels
+        self._starts: dict[tuple[torch.device, bytes], Tensor] = {}
+        self._words: dict[torch.device, Tensor] = {}
+
+    def encode(
+        self,
+        place: Place,
+        gradient: Tensor,
+        residual: Tensor | None,
+        gain: float,
+        fresh: Tensor | None,
+        message: Tensor,
+        stride: int,
+    ) -> int | None:
+        """See `Codec.encode`; where the result is None, what ``fresh`` holds means nothing."""
+        words = self.start_encode(place, gradient, residual, gain, fresh, message, stride)
+        worst, any_value = words.tolist()  # waits for the device
+        if residual is None:
+            return worst or None
+        if not any_value:  # the residual went into the message, where it must not be
+            self.start_encode(place, gradient, None, gain, None, message, stride)
+            return None
+        return int(worst)
+
+    def start_encode(
+        self,
+        place: Place,
+        gradient: Tensor,
+        residual: Tensor | None,
+        gain: float,
+        fresh: Tensor | None,
+        message: Tensor,
+        stride: int,
+    ) -> Tensor:
+        """Start the kernel; two words that it will have filled (see `triton_kernels.encode`)."""
+        words = self._cleared(message.device)
+        starts = self._on_device(place, message.device)
+        grid, shape = self._shape(place.bits, place.blocks, 4)
+        unit = math.gcd(stride, place.code_offset, _WIDEST)
+        with _current(message):
+            self._kernels.encode[grid](
+                gradient, _or(residual, starts), _or(fresh, starts), message, starts, words,
+                place.elements, place.blocks, stride // unit, place.code_offset // unit,
+                place.scale_offset, place.base, float(gain), WORLD=self.world, UNIT=unit,
+                CARRY=residual is not None, KEEP=fresh is not None, **shape,
+            )  # fmt: skip
+        return words
+
+    def reduce(
+        self,
+        place: Place,
+        received: Tensor,
+        stride: int,
+        residual: Tensor | None,
+        gain: float,
+        fresh: Tensor | None,
+        share: Tensor,
+        lead: int,
+    ) -> int:
+        """See `Codec.reduce`."""
+        if place.owned[self.rank] == 0:
+            return 0
+        words = self.start_reduce(place, received, stride, residual, gain, fresh, share, lead)
+        return int(words[0])  # waits for the device
+
+    def start_reduce(
+        self,
+        place: Place,
+        received: Tensor,
+        stride: int,
+        residual: Tensor | None,
+        gain: float,
+        fresh: Tensor | None,
+        share: Tensor,
+        lead: int,
+    ) -> Tensor:
+        """Start the kernel; the first of two words will be the result of `reduce`."""
+        first, count = int(place.starts[self.rank]), int(place.owned[self.rank])
+        words = self._cleared(share.device)
+        grid, shape = self._shape(place.bits, count, 4)
+        unit = math.gcd(stride, place.code_offset, lead, _WIDEST)
+        with _current(share):
+            self._kernels.reduce[grid](
+                received, _or(residual, words), _or(fresh, words), share, words, count, first,
+                stride // unit, place.code_offset // unit, place.scale_offset, lead // unit,
+                float(gain), float(np.float32(1.0) / np.float32(self.world)), WORLD=self.world,
+                UNIT=unit, CARRY=residual is not None, KEEP=fresh is not None, **shape,
+            )  # fmt: skip
+        return words
+
+    def decode(self, place: Place, gathered: Tensor, stride: int, lead: int, out: Tensor) -> None:
+        """See `Codec.decode`; ``out`` may also be bf16 or fp16."""
+        self._decode(place, gathered, stride, lead, out, add=False)
+
+    def decode_add(
+        self, place: Place, gathered: Tensor, stride: int, lead: int, total: Tensor
+    ) -> None:
+        """Add the layer's values to ``total`` (elements,), in fp32, in one pass."""
+        self._decode(place, gathered, stride, lead, total, add=True)
+
+    def _decode(
+        self, place: Place, gathered: Tensor, stride: int, lead: int, out: Tensor, *, add: bool
+    ) -> None:
+        starts = self._on_device(place, gathered.device)
+        grid, shape = self._shape(place.bits, place.blocks, out.element_size())
+        code_offset = lead + place.code_offset
+        unit = math.gcd(stride, code_offset, _WIDEST)
+        with _current(gathered):
+            self._kernels.decode[grid](
+                gathered, starts, out, place.elements, place.blocks, stride // unit,
+                code_offset // unit, lead + place.scale_offset, place.base,
+                WORLD=self.world, UNIT=unit, ADD=add, INTERPRETED=not gathered.is_cuda, **shape,
+            )  # fmt: skip
+
+    def _shape(self, bits: int, blocks: int, element_bytes: int) -> tuple[tuple[int], Any]:
+        """Grid, and the compile-time arguments that all kernels share."""
+        rows = self._kernels.rows(bits, self.block, element_bytes)
+        shape = {
+            "BITS": bits,
+            "BLOCK": self.block,
+            "ROWS": rows,
+            "PIECES": self._kernels.pieces(bits),
+            **self._kernels.OPTIONS,
+        }
+        return (-(-blocks // rows),), shape
+
+    def _cleared(self, device: torch.device) -> Tensor:
+        """Two zeroed words for the results of a kernel."""
+        words = self._words.get(device)
+        if words is None:
+            words = self._words[device] = torch.zeros(2, dtype=torch.int32, device=device)
+        return words.zero_()
+
+    def _on_device(self, place: Place, device: torch.device) -> Tensor:
+        """The first slots of a layer in each share, copied to the device once."""
+        key = (device, place.starts.tobytes())
+        starts = self._starts.get(key)
+        if starts is None:
+            if len(self._starts) >= _STARTS_KEPT:
+                self._starts.clear()
+            starts = torch.from_numpy(place.starts.astype(np.int32)).to(device)
+            self._starts[key] = starts
+        return starts
+
+
+def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """A kernel argument is never None; what is not used may be anything."""
+    return stand_in if tensor is None else tensor
+
+
+def _current(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Kernels start on the current device."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
