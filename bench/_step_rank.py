@@ -27,7 +27,7 @@ from xtune.policies.spec import Compression, Period, Policy
 WIDTH, LAYERS, BATCH = 1024, 8, 8  # 8.4 million parameters, 33.6 MB of fp32 gradients
 BUCKET_MB = 8.0
 TIMEOUT_S = 120
-WARM_STEPS = 4
+WARM_STEPS = 12  # past the first decision
 READY = "ready"
 POLICY = Policy(
     name="bench",
@@ -41,7 +41,7 @@ POLICY = Policy(
         curvature_gain=0.0,
         least_gain=0.0,  # compress where it does not pay as well
     ),
-    period=Period(iterations=2),
+    period=Period(iterations=10),
 )
 
 
@@ -66,7 +66,9 @@ def model(method: str) -> tuple[Any, Handle | None]:
     """The same model each time, its gradients reduced as `bf16`, as fp32 or as `ours`."""
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-    wrapped = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
+    wrapped = DistributedDataParallel(
+        nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True
+    )
     if method == "ours":
         return wrapped, attach(wrapped, policy=POLICY, environ={})
     if method == "bf16":
