@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from xtune.proofs.corpus import Corpus
+from xtune.proofs.course import Settings
 from xtune.proofs.model import Shape
-from xtune.proofs.training import Settings
 
 SHAPE = Shape(width=64, layers=1, hidden=96, heads=2, context=16, vocabulary=128)
 

@@ -14,8 +14,8 @@ from tests.debian import _LOCK
 from xtune.errors import InputError
 from xtune.proofs import convergence
 from xtune.proofs.corpus import PACKAGE, cache_folder, documents
+from xtune.proofs.course import Settings
 from xtune.proofs.study import Study
-from xtune.proofs.training import Settings
 
 METHODS = ["fp32", "q4_8_g0.5", "q4_g0.5", "drop_equal"]
 

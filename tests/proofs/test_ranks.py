@@ -22,9 +22,10 @@ from xtune.policies.compress.header import Header
 from xtune.policies.hook import FIRST_STEPS
 from xtune.policies.spec import Period, Policy
 from xtune.proofs.corpus import Corpus
+from xtune.proofs.course import Course, Settings
 from xtune.proofs.methods import EngineSide, keep_share_of, methods, plan_of, planned_bytes
 from xtune.proofs.ranks import LocalChannel, Ranks, build_exchange
-from xtune.proofs.training import Course, Reduction, Settings, _gradient
+from xtune.proofs.training import Reduction
 
 WORLD = 4
 SEED = 3
@@ -82,15 +83,11 @@ def _hooked(
     handle = attach(model, policy=policy, environ={}, link_gbps=1e-9)
     for step in range(made.steps):
         course.optimizer.zero_grad(set_to_none=True)
-        windows = course._batch(step, rank)
+        windows = course.batch(step, rank)
         logits = model(windows[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        reduced = [
-            torch.cat([_gradient(course.parameters[i]).flatten() for i in bucket])
-            for bucket in course.buckets
-        ]
-        course.apply(step, reduced)
+        course.apply(step, course.collected())
         handle.step(loss)
     return _weights(course), handle.metrics()["failed_steps"]
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.proofs.small import corpus, settings
 from xtune.proofs.methods import methods
-from xtune.proofs.training import branch, load_state, warm_start
+from xtune.proofs.training import branch, load_state, save_state, warm_start
 
 _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "tests.compress.preload"])
@@ -68,6 +68,17 @@ def test_a_killed_run_goes_on_to_the_same_result(folder: Path, name: str) -> Non
     assert resumed == whole
     assert len(whole["held_out"]) == 5 and len(whole["train"]) == 40
     assert whole["held_out"][-1] < whole["held_out"][0] - 0.3  # it learns
+
+
+def test_a_checkpoint_of_another_engine_is_left(folder: Path) -> None:
+    said: list[str] = []
+    whole = _branch(folder, "fp32")
+    state = load_state(folder / "fp32.pt")
+    state["engine"], state["model"] = "another", {}
+    save_state(folder / "fp32.pt", state)
+    assert _branch(folder, "fp32", say=said.append) == whole
+    assert said[0] == "starts anew, since its checkpoint is of another engine"
+    (folder / "fp32.pt").unlink()
 
 
 def test_methods_start_from_the_same_state_on_the_same_data(folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.proofs.small import settings
+from xtune.proofs.course import Settings
 from xtune.proofs.methods import methods
 from xtune.proofs.summary import Interval, extra_iterations, response, savings, summarise
-from xtune.proofs.training import Settings
 
 
 def test_the_interval_of_three_values() -> None:

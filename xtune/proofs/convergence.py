@@ -19,11 +19,11 @@ import torch
 import xtune
 from xtune.errors import UsageError, XtuneError
 from xtune.files import write_atomically
+from xtune.proofs.course import Settings
 from xtune.proofs.methods import methods
 from xtune.proofs.output import as_markdown, as_text, draw
 from xtune.proofs.study import Study
 from xtune.proofs.summary import BASELINE, response, summarise
-from xtune.proofs.training import Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import multiprocessing as mp
 import os
@@ -19,13 +18,13 @@ from typing import Any
 
 import torch
 
-import xtune.policies
 from xtune.errors import StudyError, UsageError
 from xtune.files import write_atomically
 from xtune.proofs.corpus import Corpus, documents, tokenized
+from xtune.proofs.course import Settings
 from xtune.proofs.methods import methods
 from xtune.proofs.model import Shape
-from xtune.proofs.training import Settings, branch, warm_start
+from xtune.proofs.training import branch, warm_start
 
 GUESSED_ITERATION_S = 0.3  # on one core, before anything was measured
 _CONTEXT = mp.get_context("spawn")
@@ -144,15 +143,6 @@ class Study:
         print(line, file=sys.stderr, flush=True)
 
 
-def engine_digest() -> str:
-    """SHA-256 over the engine's source, so that a stored run says which engine made it."""
-    digest = hashlib.sha256()
-    root = Path(str(xtune.policies.__file__)).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def _work(folder: Path, job: Job) -> None:
     """One job, in a process of its own, which ends with the one that started it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -180,7 +170,6 @@ def _work(folder: Path, job: Job) -> None:
     result |= {
         "method": job.method,
         "seed": job.seed,
-        "engine_sha256": engine_digest(),
         "cpu_s": time.process_time() - cpu,  # since it was last resumed
     }
     text = json.dumps(result, allow_nan=False) + "\n"

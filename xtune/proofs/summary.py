@@ -14,10 +14,10 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
+from xtune.proofs.course import Settings
 from xtune.proofs.methods import Method, plan_of
 from xtune.proofs.model import Llama
 from xtune.proofs.ranks import layers_of
-from xtune.proofs.training import Settings
 
 BASELINE = "fp32"
 LOSS_WEIGHT = 0.05  # of the newest training loss in its moving average

@@ -7,143 +7,32 @@ rank got the same bits, and makes one step of the optimizer.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+import xtune.policies
 from xtune.files import write_atomically
 from xtune.policies.compress import wire
 from xtune.proofs.corpus import Corpus
+from xtune.proofs.course import Course, Settings
 from xtune.proofs.methods import (
-    Buckets,
     EngineSide,
     Method,
     Side,
     keep_share_of,
 )
-from xtune.proofs.model import Llama, Shape, optimizer
 from xtune.proofs.peers import Bf16Side, DropResidualSide, PowerSide
-from xtune.proofs.ranks import Ranks, layers_of
+from xtune.proofs.ranks import Ranks
 from xtune.proofs.regulated import RegulatedSide
 
-_EVALUATION_BATCH = 32  # windows
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """All that a run's result depends on, but for method, seed and corpus."""
-
-    warm: int = 200  # iterations in full precision, which all methods share
-    steps: int = 1000  # of the branch
-    world: int = 4
-    windows: int = 4  # of ``shape.context`` tokens, per rank and iteration
-    peak_rate: float = 3e-3
-    rise: int = 100  # iterations of the learning rate's warm-up
-    floor: float = 0.05  # of the peak, where the cosine ends
-    clip: float = 1.0
-    every: int = 100  # iterations between evaluations, and between checkpoints
-    held_out_windows: int = 320
-    error_every: int = 10  # iterations between measurements of the error
-    bucket_bytes: int = wire.MIB
-    first_bucket_bytes: int = wire.MIB // 4
-    shape: Shape = field(default_factory=Shape)
-
-    def rate(self, step: int) -> float:
-        """Learning rate in iteration ``step``, counted from the start of the warm start."""
-        if step < self.rise:
-            return self.peak_rate * (step + 1) / self.rise
-        done = (step - self.rise) / max(1, self.warm + self.steps - self.rise)
-        return self.peak_rate * (
-            self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-
-class Course:
-    """The model of one seed on its data, and how its gradients are taken and applied.
-
-    Args:
-        settings: of the study.
-        corpus: tokens.
-        seed: of weights and data order.
-    """
-
-    def __init__(self, settings: Settings, corpus: Corpus, seed: int) -> None:
-        self.settings = settings
-        self.model = Llama(settings.shape, seed)
-        self.optimizer = optimizer(self.model)
-        self._seed = seed
-        self._train = torch.from_numpy(corpus.train.astype(np.int64))
-        self._held_out = _evenly(corpus.held_out, settings)
-        named = list(self.model.named_parameters())
-        self.parameters = [parameter for _, parameter in named]
-        self.shapes = [tuple(parameter.shape) for parameter in self.parameters]
-        elements = [parameter.numel() for parameter in self.parameters]
-        self.layers = layers_of([name for name, _ in named], elements)
-        found = wire.ddp_buckets(
-            elements,
-            cap_bytes=settings.bucket_bytes,
-            first_cap_bytes=settings.first_bucket_bytes,
-        )
-        self.buckets: Buckets = [tuple(bucket) for bucket in found]
-        self.sizes = [sum(elements[i] for i in bucket) for bucket in self.buckets]
-
-    def gradients(self, step: int, rank: int) -> tuple[list[Tensor], float]:
-        """A rank's gradients by bucket, and its loss, in iteration ``step``."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model.loss(self._batch(step, rank))
-        loss.backward()  # type: ignore[no-untyped-call]
-        buffers = [
-            torch.cat([_gradient(self.parameters[i]).flatten() for i in bucket])
-            for bucket in self.buckets
-        ]
-        return buffers, float(loss.detach())
-
-    def apply(self, step: int, buffers: Sequence[Tensor]) -> None:
-        """One step of the optimizer with reduced gradients."""
-        for bucket, buffer in zip(self.buckets, buffers, strict=True):
-            pieces = torch.split(buffer, [self.layers[i].elements for i in bucket])
-            for i, piece in zip(bucket, pieces, strict=True):
-                self.parameters[i].grad = piece.view(self.shapes[i])
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.rate(step)
-        self.optimizer.step()
-
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Cross-entropy on the held-out windows, nats per token."""
-        total = 0.0
-        for windows in torch.split(self._held_out, _EVALUATION_BATCH):
-            total += float(self.model.loss(windows)) * len(windows)
-        return total / len(self._held_out)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and optimizer."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-    def _batch(self, step: int, rank: int) -> Tensor:
-        """Random windows: a function of seed, step and rank alone, so no state to resume."""
-        random = np.random.default_rng((self._seed, step, rank))
-        length = self.settings.shape.context + 1
-        starts = random.integers(0, self._train.numel() - length, self.settings.windows)
-        return torch.stack([self._train[start : start + length] for start in starts])
 
 
 def make_sides(method: Method, course: Course, ranks: Ranks) -> tuple[list[Side], float | None]:
@@ -226,6 +115,8 @@ def branch(
 ) -> dict[str, Any]:
     """Run a method from a warm start to the end, going on from a checkpoint if there is one.
 
+    A checkpoint of another engine is left: one run must not be of two.
+
     Returns:
         Held-out losses (nats per token, at the start and every ``settings.every`` iterations),
         training losses, bytes sent by a rank, relative error power of the reduced gradient, both
@@ -235,43 +126,30 @@ def branch(
     reduction = Reduction(method, course)
     start = load_state(warm)
     course.load_state_dict(start)
-    done = 0
-    record: dict[str, Any] = {
-        "held_out": [start["held_out"]], "train": [], "bytes": [], "error_power": [],
-    }  # fmt: skip
-    if checkpoint.exists():
-        state = load_state(checkpoint)
+    done, record = 0, _Record(held_out=[start["held_out"]])
+    engine = engine_digest()
+    state = load_state(checkpoint) if checkpoint.exists() else {}
+    if state and state["engine"] != engine:
+        say("starts anew, since its checkpoint is of another engine")
+    elif state:
         course.load_state_dict(state)
         reduction.load_state_dict(state["sides"])
-        done, record = state["done"], state["record"]
-    stretch, errors = 0, []
-    for step in range(done, settings.steps):
-        buffers, losses = _all_gradients(course, settings.warm + step)
-        exact = _mean(buffers) if step % settings.error_every == 0 else None
-        stretch += reduction(step, buffers, losses)
-        if exact is not None:
-            errors.append(_error_power(buffers[0], exact))
-        course.apply(settings.warm + step, buffers[0])
-        record["train"].append(sum(losses) / len(losses))
-        if (step + 1) % settings.every == 0 or step + 1 == settings.steps:
-            record["held_out"].append(course.held_out_loss())
-            record["bytes"].append(stretch)
-            record["error_power"].append(sum(errors) / len(errors) if errors else None)
-            stretch, errors = 0, []
-            say(f"{step + 1}/{settings.steps}, held-out loss {record['held_out'][-1]:.4f}")
-            if step + 1 < settings.steps:
-                state = {
-                    **course.state_dict(),
-                    "sides": reduction.state_dict(),
-                    "done": step + 1,
-                    "record": record,
-                }
-                save_state(checkpoint, state)
+        done, record = state["done"], _Record(**state["record"])
+    while done < settings.steps:
+        until = min(settings.steps, (done // settings.every + 1) * settings.every)
+        record.add(*_stretch(course, reduction, done, until), course.held_out_loss())
+        done = until
+        say(f"{done}/{settings.steps}, held-out loss {record.held_out[-1]:.4f}")
+        if done < settings.steps:
+            own = {"engine": engine, "done": done, "record": asdict(record)}
+            kept = {**course.state_dict(), "sides": reduction.state_dict(), **own}
+            save_state(checkpoint, kept)
     about = reduction.sides[0].about()
     reduction.close()
     elements = sum(course.sizes)
     return {
-        **record,
+        **asdict(record),
+        "engine_sha256": engine,
         "keep_share": reduction.keep_share,
         "dense_bytes_bf16": wire.dense_bytes(elements, settings.world, wire.BF16_BYTES),
         "dense_bytes_fp32": wire.dense_bytes(elements, settings.world, wire.FP32_BYTES),
@@ -279,6 +157,42 @@ def branch(
         "parameters": elements,
         "about": about,
     }
+
+
+@dataclass(kw_only=True, slots=True)
+class _Record:
+    """What is measured of a branch, by stretch of it."""
+
+    held_out: list[float]  # one more: at the start
+    train: list[float] = field(default_factory=list)  # by iteration
+    bytes: list[int] = field(default_factory=list)
+    error_power: list[float | None] = field(default_factory=list)
+
+    def add(
+        self, train: list[float], sent: int, error_power: float | None, held_out: float
+    ) -> None:
+        """Take a stretch."""
+        self.train += train
+        self.bytes.append(sent)
+        self.error_power.append(error_power)
+        self.held_out.append(held_out)
+
+
+def _stretch(
+    course: Course, reduction: Reduction, start: int, stop: int
+) -> tuple[list[float], int, float | None]:
+    """Iterations of a branch: training losses, bytes a rank sent, mean error power."""
+    settings = course.settings
+    train, sent, errors = [], 0, []
+    for step in range(start, stop):
+        buffers, losses = _all_gradients(course, settings.warm + step)
+        exact = _mean(buffers) if step % settings.error_every == 0 else None
+        sent += reduction(step, buffers, losses)
+        if exact is not None:
+            errors.append(_error_power(buffers[0], exact))
+        course.apply(settings.warm + step, buffers[0])
+        train.append(sum(losses) / len(losses))
+    return train, sent, sum(errors) / len(errors) if errors else None
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -292,6 +206,15 @@ def load_state(path: Path) -> dict[str, Any]:
     """What `save_state` wrote."""
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
+
+
+def engine_digest() -> str:
+    """SHA-256 over the engine's source, so that a stored run says which engine made it."""
+    digest = hashlib.sha256()
+    root = Path(str(xtune.policies.__file__)).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _all_gradients(course: Course, step: int) -> tuple[list[list[Tensor]], list[float]]:
@@ -314,16 +237,3 @@ def _error_power(reduced: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     error = sum(float((a - b).square().sum()) for a, b in zip(reduced, exact, strict=True))
     power = sum(float(b.square().sum()) for b in exact)
     return error / power if power else 0.0
-
-
-def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    return torch.zeros_like(parameter) if gradient is None else gradient
-
-
-def _evenly(tokens: np.ndarray, settings: Settings) -> Tensor:
-    """Windows spread evenly over the held-out tokens, as many as asked for or as there are."""
-    length = settings.shape.context + 1
-    count = min(settings.held_out_windows, (tokens.size - 1) // settings.shape.context)
-    starts = np.linspace(0, tokens.size - length, count).astype(int)
-    return torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
