@@ -17,12 +17,9 @@ import pytest
 
 from .ranks import run
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="triton has no build for this system"
-    ),
-    pytest.mark.xdist_group("triton_compile"),  # compile once
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton has no build for this system"
+)
 
 BLOCK = 256
 THREADS = 128
@@ -144,26 +141,18 @@ def _built(folder: Path, architecture: int, variants: tuple[Variant, ...]) -> li
     return result
 
 
-@pytest.fixture(scope="module", params=[80, 90], ids=["sm_80", "sm_90"])
-def hot(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[Variant, Built]:
-    folder = tmp_path_factory.mktemp("triton")
-    return dict(zip(HOT, _built(folder, request.param, HOT), strict=True))
-
-
 def _spills(built: Built) -> int:
     """Bytes and instructions of thread-local memory."""
     return built.stack + built.local + len(re.findall(r"\b(?:LDL|STL)\b", built.sass))
 
 
-def test_nothing_is_spilled_and_registers_leave_room(hot: dict[Variant, Built]) -> None:
+def _nothing_is_spilled_and_registers_leave_room(hot: dict[Variant, Built]) -> None:
     for variant, built in hot.items():
         assert _spills(built) == 0, variant
         assert built.registers <= MOST_REGISTERS, variant
 
 
-def test_full_blocks_move_in_128_bit_accesses(hot: dict[Variant, Built]) -> None:
+def _full_blocks_move_in_128_bit_accesses(hot: dict[Variant, Built]) -> None:
     """As many wide accesses as carry all values of a program, the codes apart."""
     for variant, built in hot.items():
         values = built.rows * BLOCK
@@ -181,7 +170,7 @@ def test_full_blocks_move_in_128_bit_accesses(hot: dict[Variant, Built]) -> None
             assert built.count("LDG.E.64") * WIDE // 2 * THREADS >= own, variant
 
 
-def test_codes_are_stored_in_words(hot: dict[Variant, Built]) -> None:
+def _codes_are_stored_in_words(hot: dict[Variant, Built]) -> None:
     """Four bytes of a thread at once, where the stride of a message is a multiple of them."""
     for variant, built in hot.items():
         assert built.count("LDG.E.U8") == 0, variant
@@ -190,9 +179,7 @@ def test_codes_are_stored_in_words(hot: dict[Variant, Built]) -> None:
             assert built.count("STG.E") * 4 * THREADS >= full, variant
 
 
-def test_products_are_rounded_before_they_are_added(
-    hot: dict[Variant, Built], tmp_path: Path
-) -> None:
+def _products_are_rounded_before_they_are_added(hot: dict[Variant, Built]) -> None:
     for variant, built in hot.items():
         assert "fma." not in built.ptx, variant
         # Without a rounding mode the assembler would be free to contract.
@@ -200,11 +187,9 @@ def test_products_are_rounded_before_they_are_added(
         assert re.search(r"\bmul\.rn\.f32", built.ptx), variant
         if variant.kernel == "decode":  # the rest divides, which takes fused steps of its own
             assert built.count("FFMA") == 0, variant
-    fused = Variant(kernel="encode", bits=4, fuse=True)
-    assert "fma.rn.f32" in _built(tmp_path, 80, (fused,))[0].ptx  # the check can fail
 
 
-def test_divisions_are_the_correctly_rounded_ones(hot: dict[Variant, Built]) -> None:
+def _divisions_are_the_correctly_rounded_ones(hot: dict[Variant, Built]) -> None:
     for variant, built in hot.items():
         kinds = set(re.findall(r"\b((?:div|rcp)\.[\w.]+)", built.ptx))
         expected = set() if variant.kernel == "decode" else {"div.rn.f32", "rcp.rn.f32"}
@@ -212,7 +197,7 @@ def test_divisions_are_the_correctly_rounded_ones(hot: dict[Variant, Built]) -> 
         assert ".ftz" not in built.ptx, variant  # small residuals are not flushed
 
 
-def test_narrow_results_are_rounded_to_nearest_even(hot: dict[Variant, Built]) -> None:
+def _narrow_results_are_rounded_to_nearest_even(hot: dict[Variant, Built]) -> None:
     for variant, built in hot.items():
         if variant.kernel == "decode" and variant.element == "bf16":
             assert set(re.findall(r"\bcvt\.\w+\.bf16\w*\.f32", built.ptx)) <= {
@@ -220,6 +205,23 @@ def test_narrow_results_are_rounded_to_nearest_even(hot: dict[Variant, Built]) -
                 "cvt.rn.bf16.f32",
             }
             assert "cvt.rn.bf16" in built.ptx
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_machine_code_of_the_kernels_in_use(architecture: int, tmp_path: Path) -> None:
+    """One test, so that they are compiled once."""
+    hot = dict(zip(HOT, _built(tmp_path, architecture, HOT), strict=True))
+    _nothing_is_spilled_and_registers_leave_room(hot)
+    _full_blocks_move_in_128_bit_accesses(hot)
+    _codes_are_stored_in_words(hot)
+    _products_are_rounded_before_they_are_added(hot)
+    _divisions_are_the_correctly_rounded_ones(hot)
+    _narrow_results_are_rounded_to_nearest_even(hot)
+
+
+def test_without_the_options_a_product_is_contracted(tmp_path: Path) -> None:
+    fused = Variant(kernel="encode", bits=4, fuse=True)
+    assert "fma.rn.f32" in _built(tmp_path, 80, (fused,))[0].ptx
 
 
 @pytest.mark.slow
