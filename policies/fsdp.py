@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ _MOST_SUMS = 1 << 14  # sums of sizes looked at to find which parameters a call 
 Nodes = tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Parameters that FSDP reduces in one call."""
+
+    group: Any  # FSDP's
+    module: Any  # an FSDPModule that has them
+    shards: dict[str, int]  # elements of each one's shard, padded, in FSDP's order
+
+
 class ShardedModel:
     """What `attach` has to know of a model under ``fully_shard``.
 
@@ -50,35 +60,27 @@ class ShardedModel:
 
     def __init__(self, model: FSDPModule, mesh: DeviceMesh | None) -> None:
         assert isinstance(model, nn.Module)  # which its type does not say
-        named = dict(model.named_parameters())
-        names = {id(parameter): name for name, parameter in named.items()}
-        self._groups: list[tuple[Any, Any, dict[str, int]]] = []  # with module, elements by name
-        for group, module in _parameter_groups(model):
-            held = {
-                names[id(p.sharded_param)]: p.padded_sharded_param_size.numel()
-                for p in group.fsdp_params
-                if p.sharded_param.requires_grad
-            }
-            if held:
-                self._groups.append((group, module, held))
+        self._groups = _parameter_groups(model)
         if not self._groups:
             raise ValueError("the model has no sharded parameter to train")
-        meshes = {repr(group.mesh_info.mesh) for group, _, _ in self._groups}
-        info = self._groups[0][0].mesh_info
-        if len(meshes) > 1 or info.shard_mesh_dim is None or info.mesh.ndim > 2:
+        sizes = {name: size for group in self._groups for name, size in group.shards.items()}
+        named = model.named_parameters()
+        self._layers = [(name, p.numel()) for name, p in named if name in sizes]
+        self._shards = {name: sizes[name] for name, _ in self._layers}
+        info = self._groups[0].group.mesh_info
+        meshes = [group.group.mesh_info.mesh.mesh for group in self._groups]
+        if any(not torch.equal(meshes[0], other) for other in meshes) or len(meshes[0].shape) > 2:
             raise ValueError(
                 "all parameters must be sharded over one mesh of one or two dimensions"
             )
+        if info.shard_mesh_dim is None:
+            raise ValueError("the model is replicated and not sharded: use DDP")
         self.group: dist.ProcessGroup = info.shard_process_group
         shard = sorted(dist.get_process_group_ranks(self.group))
         self._width = len(shard)
-        sizes = {name: size for _, _, held in self._groups for name, size in held.items()}
-        self._layers = [(name, p.numel()) for name, p in named.items() if name in sizes]
-        self._shards = {name: sizes[name] for name, _ in self._layers}
-        self.replicated = info.mesh.ndim == 2
+        self.replicated = meshes[0].ndim == 2
         if self.replicated:
-            rows = info.mesh.mesh
-            self._rows = (rows.T if info.shard_mesh_dim == 0 else rows).tolist()
+            self._rows = (meshes[0].T if info.shard_mesh_dim == 0 else meshes[0]).tolist()
         elif mesh is None:
             self._rows = [shard]
         else:
@@ -168,9 +170,10 @@ class ShardedModel:
         """
         across = None if node is None or self.replicated else node.across
         places = {name: place for place, name in enumerate(self._shards)}
-        for index, (group, module, held) in enumerate(self._groups):
-            layers = {places[name]: size for name, size in held.items()}
-            module.set_custom_reduce_scatter(ModuleReducer(group, index, layers, hook, across))
+        for index, held in enumerate(self._groups):
+            shards = {places[name]: size for name, size in held.shards.items()}
+            reducer = ModuleReducer(held.group, index, shards, hook, across)
+            held.module.set_custom_reduce_scatter(reducer)
 
     def leave(self, node: Node | None) -> None:
         """The policy is off: FSDP reduces as ever, and nodes must still be kept in step.
@@ -352,11 +355,19 @@ def layers_of(shards: Mapping[int, int], elements: int) -> tuple[int, ...] | Non
     return sums.get(elements, ())
 
 
-def _parameter_groups(model: nn.Module) -> list[tuple[Any, Any]]:
-    """FSDP's groups of parameters, each with a module of it, in the order of the modules."""
-    found: dict[int, tuple[Any, Any]] = {}
+def _parameter_groups(model: nn.Module) -> list[_Group]:
+    """Those that are trained, in the order of the modules; a group can have several modules."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, _Group] = {}
     for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                found.setdefault(id(group), (group, module))
+        if not isinstance(module, FSDPModule):
+            continue
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            shards = {
+                names[id(p.sharded_param)]: p.padded_sharded_param_size.numel()
+                for p in group.fsdp_params
+                if p.sharded_param.requires_grad
+            }
+            if shards:
+                found.setdefault(id(group), _Group(group=group, module=module, shards=shards))
     return list(found.values())

@@ -154,6 +154,32 @@ def test_resuming_equals_continuing_bit_for_bit() -> None:
         assert rank == {"same": True, "residuals": True, "bytes": True, "other": (0, 6, 1)}
 
 
+def _leave(rank: int, world: int) -> bytes:
+    model = sharded()
+    handle = attached(model)
+    train(model, handle, optimizer(model), rank, 0, 5)
+    file = io.BytesIO()
+    torch.save(handle.state_dict(), file)
+    return file.getvalue()
+
+
+def _arrive(rank: int, world: int, states: list[bytes]) -> dict[str, Any]:
+    lines = Lines()
+    model = sharded()
+    handle = attached(model)
+    handle.load_state_dict(torch.load(io.BytesIO(states[rank % len(states)])))
+    train(model, handle, optimizer(model), rank, 5, 6)
+    metrics = handle.metrics()
+    return {"steps": metrics["steps"], "failed": metrics["failed_steps"], "said": lines.take()}
+
+
+def test_with_another_number_of_ranks_regulation_goes_on() -> None:
+    states = run(2, _leave)
+    for rank, result in enumerate(run(4, _arrive, states)):
+        assert (result["steps"], result["failed"]) == (6, 0)
+        assert ["residuals are dropped" in line for line in result["said"]] == [True] * (rank == 0)
+
+
 class Branched(Net):
     """With layers that an iteration may leave out; one is as large as another."""
 
