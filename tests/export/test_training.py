@@ -25,8 +25,15 @@ STEPS = 300
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with torch, numpy and the exported wheel; returns its python."""
     root = tmp_path_factory.mktemp("fresh")
+    # Compressed from the start: nothing uncompressed is measured that could prove it useless, so
+    # that the rung never falls below 8 bits, however fast or busy the machine is.
     policy = replace_fields(
-        preset("joint"), {"compression.warmup_iterations": 10, "period.iterations": 20}
+        preset("joint"),
+        {
+            "compression.warmup_iterations": 0,
+            "compression.curvature_gain": 0.0,
+            "period.iterations": 20,
+        },
     )
     wheel = export_policy(policy, root, "joint").wheel
     subprocess.run([sys.executable, "-m", "venv", str(root / "venv")], check=True)
@@ -67,6 +74,6 @@ def test_exported_policy_trains_and_its_bytes_are_on_the_wire(fresh: Path, tmp_p
     assert result["ranks_agree"]
     assert result["losses"][1] < 0.8 * result["losses"][0]
     assert metrics["steps"] == STEPS
-    assert metrics["ratio_vs_bf16"] > 0.4
+    assert metrics["ratio_vs_bf16"] > 0.45  # 49.6 % by formula, less headers and two steps of bf16
     sent = 2 * metrics["wire_bytes"]
     assert sent <= result["loopback_bytes"] <= 1.05 * sent
