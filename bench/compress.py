@@ -21,6 +21,7 @@ from xtune.policies.compress.codec import NumbaCodec
 from xtune.policies.compress.layout import LayerTable, Place
 
 RUNS = 9
+CALLS = 3  # in each, at the least
 WORLD = 4
 BLOCK = 256
 MIB = 1 << 20
@@ -89,22 +90,30 @@ def _work(bits: int, size_mb: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def _seconds(work: Callable[[], object], times: int) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
-    for _ in range(times):
-        work()
-    return (time.perf_counter() - started) / times
+    work()
+    return time.perf_counter() - started
+
+
+def _pair(
+    copy: Callable[[], object], own: Callable[[], object], calls: int
+) -> tuple[float, float]:
+    """One run: medians over single calls in turn, so that a stall of the machine is one call's."""
+    taken = [(_seconds(copy), _seconds(own)) for _ in range(calls)]
+    copied, owned = zip(*taken, strict=True)
+    return statistics.median(copied), statistics.median(owned)
 
 
 def _rows(bits: int, size_mb: int) -> list[dict[str, object]]:
     work = _work(bits, size_mb)
     copy = work.pop("copy")
-    times = max(1, 64 // size_mb)
+    calls = max(CALLS, 64 // size_mb)
     rows: list[dict[str, object]] = []
     for warm in (copy, *work.values()):
         warm()
     for kernel, own in work.items():
-        pairs = [(_seconds(copy, times), _seconds(own, times)) for _ in range(RUNS)]
+        pairs = [_pair(copy, own, calls) for _ in range(RUNS)]
         copied, taken = (statistics.median(side) for side in zip(*pairs, strict=True))
         rows.append(
             {
@@ -122,7 +131,7 @@ def _rows(bits: int, size_mb: int) -> list[dict[str, object]]:
 
 
 def run() -> list[dict[str, object]]:
-    """Medians of several runs, kernel and copy in turn."""
+    """Medians of several runs, each of single calls of copy and kernel in turn."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
