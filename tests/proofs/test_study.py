@@ -67,6 +67,13 @@ def test_an_unknown_method_is_named(capsys: pytest.CaptureFixture[str], tmp_path
     assert said.startswith("error: no method q5 (there are fp32, ") and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--jobs", "--seeds", "--steps", "--warm"])
+def test_none_of_something_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        convergence.main([flag, "0"])
+    assert f"{flag}: '0' is not a whole number of at least 1" in capsys.readouterr().err
+
+
 def test_without_a_corpus_one_line_says_what_to_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except XtuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130  # as shells report an interrupted command
     return 0
 
 
@@ -127,15 +130,22 @@ def _command(given: argparse.Namespace) -> str:
     return " ".join(["python -m xtune.proofs.convergence", *words])
 
 
+def _count(text: str) -> int:
+    """A whole number of at least 1, for the parser."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure what compression does to training.")
-    parser.add_argument("--seeds", type=int, default=3, help="random seeds, from 0")
-    parser.add_argument("--steps", type=int, default=1000, help="iterations of each branch")
-    parser.add_argument("--warm", type=int, default=200, help="iterations of the warm start")
+    parser.add_argument("--seeds", type=_count, default=3, help="random seeds, from 0")
+    parser.add_argument("--steps", type=_count, default=1000, help="iterations of each branch")
+    parser.add_argument("--warm", type=_count, default=200, help="iterations of the warm start")
     parser.add_argument("--methods", help="names with commas; default: all")
     parser.add_argument("--out", type=Path, default=Path("convergence"), help="folder of the runs")
     parser.add_argument("--corpus", type=Path, help="text file or folder; default: a package")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at the same time")
+    parser.add_argument("--jobs", type=_count, default=2, help="processes at the same time")
     parser.add_argument("--response", type=Path, help="also keep the summary in this file")
     return parser
 
