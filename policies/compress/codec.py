@@ -190,20 +190,15 @@ class NumbaCodec:
         stride: int,
     ) -> int | None:
         """See `Codec.encode`."""
-        values, out = gradient.numpy(), message.numpy()
-        if self._kernels.is_zero(values):
-            self._kernels.encode_zero(
-                place.bits, self.block, place.blocks, out, stride, place.base, self.world,
-                place.code_offset, place.scale_offset, place.starts,
-            )  # fmt: skip
-            return None
-        return int(
+        worst = int(
             self._kernels.encode(
-                values, residual is not None, self._array(residual), np.float32(gain),
-                fresh is not None, self._array(fresh), place.bits, self.block, out, stride,
-                place.base, self.world, place.code_offset, place.scale_offset, place.starts,
+                gradient.numpy(), residual is not None, self._array(residual), np.float32(gain),
+                fresh is not None, self._array(fresh), place.bits, self.block, message.numpy(),
+                stride, place.base, self.world, place.code_offset, place.scale_offset,
+                place.starts,
             )
         )  # fmt: skip
+        return None if worst < 0 else worst
 
     def reduce(
         self,

@@ -277,13 +277,30 @@ def _unpack(
         _unpack_any(codes, block, bits, scale, out)
 
 
-@_compiled
-def is_zero(values: Any) -> bool:
+@_routine
+def _is_zero(values: Any) -> bool:
     """Whether all values are 0; stops at the first that is not."""
     for value in values:  # noqa: SIM110 - all() over a generator does not compile to a loop
         if value != _ZERO:
             return False
     return True
+
+
+@_routine
+def _encode_zero(
+    bits: int, block: int, count: int, message: Any, stride: int, base: int, world: int,
+    code_offset: int, scale_offset: int, starts: Any,
+) -> None:  # fmt: skip
+    """Place ``count`` empty blocks, so that a held layer's message has defined bytes."""
+    zeros = np.full(block, _MAGIC)
+    code_length = block * bits // 8
+    for j in range(count):
+        owner = (base + j) % world
+        slot = starts[owner] + j // world
+        share = owner * stride
+        _write_scale(_from(message, share + scale_offset + slot * 2), _ZERO)
+        codes = _from(message, share + code_offset + slot * code_length)
+        _pack(_from(zeros, 0), block, bits, codes)
 
 
 @_compiled
@@ -294,9 +311,18 @@ def encode(
 ) -> Any:  # fmt: skip
     """Residual, quantise, pack and place one layer; returns bits of the largest magnitude.
 
+    A gradient that is all 0 is placed as empty blocks, whatever its residual: -1 is returned.
+
     ``gradient`` is fp32 (elements,); with ``carry``, ``gain * residual`` is added first; with
     ``keep``, what is rounded away goes to ``fresh``; both are fp32 (blocks * block,).
     """
+    elements = gradient.shape[0]
+    blocks = (elements + block - 1) // block
+    if _is_zero(gradient):
+        _encode_zero(
+            bits, block, blocks, message, stride, base, world, code_offset, scale_offset, starts
+        )
+        return np.int32(-1)
     values = np.empty(_BURST * block, np.float32)
     scales = np.empty(_BURST, np.float32)
     inverses = np.empty(_BURST, np.float32)
@@ -304,8 +330,6 @@ def encode(
     spare = np.empty(block, np.float32)
     weight = gain if carry else _ONE
     code_length = block * bits // 8
-    elements = gradient.shape[0]
-    blocks = (elements + block - 1) // block
     worst = np.int32(0)
     owner, turn, phase = base, 0, 0  # block j: owner (base + j) % world, turn j // world
     for j in range(0, blocks, _BURST):
@@ -332,23 +356,6 @@ def encode(
                 phase = 0
                 turn += 1
     return worst
-
-
-@_compiled
-def encode_zero(
-    bits: int, block: int, count: int, message: Any, stride: int, base: int, world: int,
-    code_offset: int, scale_offset: int, starts: Any,
-) -> None:  # fmt: skip
-    """Place ``count`` empty blocks, so that a held layer's message has defined bytes."""
-    zeros = np.full(block, _MAGIC)
-    code_length = block * bits // 8
-    for j in range(count):
-        owner = (base + j) % world
-        slot = starts[owner] + j // world
-        share = owner * stride
-        _write_scale(_from(message, share + scale_offset + slot * 2), _ZERO)
-        codes = _from(message, share + code_offset + slot * code_length)
-        _pack(_from(zeros, 0), block, bits, codes)
 
 
 @_compiled
