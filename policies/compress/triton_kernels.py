@@ -8,10 +8,10 @@ correctly rounded ones, and launches must forbid contraction (`OPTIONS`), since
 that packing needs no exchange between threads. A program has ``ROWS`` of them; those that lie in
 full blocks take a path without masks, which is what makes 128-bit accesses possible.
 
-Tensor cores are not used: dequantise and add does 3 floating-point operations for 8.5 bytes moved
-(4.5 with a bf16 accumulator), below 1 a byte, where an H100 needs 20 fp32 operations a byte on its
-ordinary cores before memory stops being the limit. There is no matrix product in it either: each
-value is used once. A faster multiplier would wait for the same bytes, so they are ruled out.
+Tensor cores are not used: dequantise and add does 2 floating-point operations for 8.5 bytes moved
+(4.5 with a bf16 accumulator), at most 0.45 a byte, where an H100 does 20 fp32 operations in the
+time of a byte on its ordinary cores. There is no matrix product in it either: each value is used
+once. Faster arithmetic would wait for the same bytes, so they are ruled out.
 """
 
 # ruff: noqa: RUF005 - the language cannot unpack a tuple into another

@@ -26,7 +26,7 @@ from xtune.policies.compress.channel import Channel
 from xtune.policies.compress.codec import Codec, NumbaCodec, TorchCodec
 from xtune.policies.compress.header import Header
 from xtune.policies.compress.layout import LayerTable, Layout
-from xtune.policies.compress.quantise import OVERFLOW_BITS
+from xtune.policies.compress.quantise import OVERFLOW_BITS, TINY
 from xtune.policies.compress.residual import ResidualStore
 from xtune.policies.compress.two_phase import TwoPhase
 from xtune.policies.compress.workspace import Workspace
@@ -113,7 +113,8 @@ def _gradient(random: np.random.Generator, elements: int, block: int, spread: fl
     values = random.standard_normal(elements, dtype=np.float32)
     values *= np.float32(10.0 ** random.uniform(-spread, spread))
     values[block : 2 * block] = -0.0
-    values[2 * block : 3 * block] *= np.float32(1e-44)
+    tiny = values[2 * block : 3 * block]
+    tiny[:] = random.uniform(-1, 1, len(tiny)) * TINY / 2
     ties = values[3 * block : 4 * block]
     ties[:] = random.integers(-14, 15, len(ties)) / np.float32(2.0)
     return torch.from_numpy(values)
