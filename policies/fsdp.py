@@ -224,12 +224,12 @@ class ScatterHook(GradientHook):
             output: receives this rank's shard.
             whole: a chunk for each rank.
             index: of the module.
-            layers: in the order of a chunk; None where several orders have that size.
+            layers: in the order of a chunk; None where it cannot be told which they are.
             how: what else `Shards` wants.
         """
         mode = self.mode()
-        if layers is None:
-            layers, mode = (), DENSE
+        if layers is None and mode != DENSE:
+            mode = DENSE
             self._say_unused()
         if self._loss_scale is not None and self.iteration.buckets == 0:
             self.exchange.store.set_loss_scale(self._loss_scale())
@@ -237,9 +237,7 @@ class ScatterHook(GradientHook):
         if whole.is_cuda:
             chunks.copy_(whole, non_blocking=True)
             torch.cuda.current_stream(whole.device).synchronize()
-        if self.measure:
-            shard.zero_()  # what is measured before the sum is not there yet
-        bucket = Shards(index=index, layers=layers, buffer=shard, whole=chunks, **how)
+        bucket = Shards(index=index, layers=layers or (), buffer=shard, whole=chunks, **how)
         self._run(bucket, self.step, mode, self._bits())
         if shard is not output:
             output.copy_(shard, non_blocking=True)

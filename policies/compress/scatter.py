@@ -72,15 +72,15 @@ def shard_table(
         spread: ranks that a parameter is spread over.
         world: ranks that sum one shard; 1 for a chunk, which is a message by itself.
         block: elements that share a scale.
-        dense_below: smaller parameters travel as bf16; so do shards of less than a block, which
-            would be the longer for its padding.
+        dense_below: smaller parameters travel as bf16; so do shards of half a block or less,
+            which at 8 bits would be the longer for the padding.
     """
     return LayerTable(
         names=tuple(names),
         elements=tuple(shards),
         world=world,
         block=block,
-        dense_below=max(block, -(-dense_below // spread)),
+        dense_below=max(block // 2 + 1, -(-dense_below // spread)),
     )
 
 

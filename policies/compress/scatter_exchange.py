@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,6 +109,9 @@ class NodeScatter:
 class ScatterExchange(Exchange):
     """Reduces and scatters, over all ranks and in order.
 
+    What is measured of gradients, norms among it, is of this rank's shard; regulation combines
+    what ranks measured by their maximum.
+
     Args:
         channel: between all ranks.
         shard: between the ranks that a parameter is spread over; ``channel`` where it is all.
@@ -133,6 +137,12 @@ class ScatterExchange(Exchange):
         self.table = part  # a rank measures its shard
         if node is None and shard is not channel:
             self._channels.append(shard)
+
+    def reduce(self, bucket: Bucket, *, measure: bool = False, **how: Any) -> Reduced:
+        """See :class:`Exchange`."""
+        if measure:  # also before the sum, to hold against residuals; there is nothing here yet
+            bucket.buffer.zero_()
+        return super().reduce(bucket, measure=measure, **how)
 
     def residual_sizes(self) -> dict[tuple[str, str], int]:
         """See :class:`Exchange`."""

@@ -84,7 +84,7 @@ def gradient(rank: int, world: int, seed: int, kind: torch.dtype = torch.float32
 
 def is_small(size: int, world: int) -> bool:
     """Whether a shard travels as bf16, from the rule."""
-    return size < max(BLOCK, DENSE_BELOW / world)
+    return size <= BLOCK / 2 or size < DENSE_BELOW / world
 
 
 def parts(chunk: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -175,6 +175,16 @@ def test_output_is_what_plain_torch_computes_bit_for_bit(world: int, kind: torch
         assert rank["bytes"]
         sent = (world - 1) * CHUNK  # (N-1)/N of N chunks
         assert rank["dense"] == (2 * sent, 4 * sent)
+
+
+def test_a_shard_travels_as_bf16_where_that_is_shorter() -> None:
+    table = shard_table(
+        ("a", "b"), (128, 130), spread=64, world=1, block=BLOCK, dense_below=DENSE_BELOW
+    )
+    layout = table.layout((0, 1), (8, 8))
+    assert [part.name for part in layout.dense] == ["a"]  # 256 bytes instead of 256 + 2
+    assert [place.name for place in layout.places] == ["b"]  # 256 + 2 bytes instead of 260
+    assert layout.payload == 256 + 258
 
 
 def _conserves(rank: int, world: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Rank:
         self.node = node(rank)
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        self.store = ResidualStore(decay=DECAY, enabled=True)
+        self.store = ResidualStore(decay=DECAY, enabled=True, limit=5.0)
         table = LayerTable(
             names=NAMES, elements=SHARDS, world=WORLD, block=BLOCK, dense_below=DENSE_BELOW
         )
@@ -61,11 +61,12 @@ class Rank:
 
     def scatter(self, values: Tensor, mode: str = "quantise") -> tuple[Tensor, Reduced]:
         """Reduce and scatter, and say how it went."""
-        output = torch.full((CHUNK,), -7.0)
+        output = torch.full((CHUNK,), 1e-9)  # where a result will be, anything may lie
         op = dist.ReduceOp.AVG
         bucket = Shards(index=0, layers=ORDER, buffer=output, whole=values.clone(), op=op)
         self.step += 1
-        done = self.exchange.reduce(bucket, step=self.step, mode=mode, bits=BITS, loss=None)
+        word: dict[str, Any] = {"step": self.step, "loss": None, "measure": True}
+        done = self.exchange.reduce(bucket, mode=mode, bits=BITS, **word)
         return output, done
 
 
@@ -106,6 +107,10 @@ def _exchange(rank: int, world: int) -> dict[Any, Any]:
         all_reduce.reduce(bucket, step=seed, mode="quantise", bits=BITS, loss=None)
         same.append(torch.equal(got, mean) and not _near(got, rank, seed))
     out["as all-reduce of node means"] = same
+    out["powers"] = sorted(reduced.powers)
+    squares = sum(power.squares for power in reduced.powers.values())
+    out["squares"] = math.isclose(squares, reduced.norm**2, rel_tol=1e-4)
+    out["shrunk"] = ours.store.state_dict()["shrink"]
     out["residuals"] = equal(kept(ours.store), kept(store))
     sizes = {key: value.numel() for key, value in kept(ours.store).items()}
     out["sizes"] = sizes == {key: ours.exchange.residual_sizes()[key] for key in sizes}
@@ -143,6 +148,7 @@ def test_shards_are_summed_in_the_node_and_quantised_between_nodes() -> None:
     for rank, result in enumerate(run(WORLD, _exchange)):
         assert result["as all-reduce of node means"] == [True] * 3
         assert result["residuals"] and result["sizes"]
+        assert (result["powers"], result["squares"], result["shrunk"]) == ([0, 1, 2, 3], True, {})
         assert result["bytes"] and result["baseline"]
         assert result["encode"] == result["reduce"] == (True, True, True)
         assert result["quantise", "inf"] == (False, False, True)
