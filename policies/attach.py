@@ -26,6 +26,7 @@ from .compress.channel import Channel, gather_into
 from .compress.exchange import Exchange
 from .compress.header import SCHEMA
 from .compress.hierarchy import Node
+from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.residual import DTYPES, ResidualStore
 from .controller import Controller, Layer
@@ -60,6 +61,7 @@ class Model(Protocol):
 
     ranks: list[int]
     group: dist.ProcessGroup
+    lanes: int  # exchanges that run side by side
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...] | None:
@@ -164,8 +166,11 @@ def attach(
             _LOG.warning("xtune: off on every rank: the ranks differ in mesh")
         found.leave(None)
         return Handle(options.bus, None, reason="the ranks differ in mesh", clock=clock)
-    node = _node(found.nodes, ranks, timeout, clock)
-    channel = Channel(group, clock=clock, per_node=node.inside.world if node else 1)
+    groups = [group] + [_group(ranks, timeout) for _ in range(1, found.lanes)]
+    nodes = [_node(found.nodes, ranks, timeout, clock) for _ in groups]
+    node = nodes[0]
+    per_node = node.inside.world if node else 1
+    channels = [Channel(each, clock=clock, per_node=per_node) for each in groups]
     engine, problem = None, None
     mode = environ.get("XTUNE_POLICY", "on") or "on"
     word = [SCHEMA, MODES.index(mode) if mode in MODES else len(MODES), 0, 0, 1]
@@ -173,7 +178,7 @@ def attach(
         if mode not in MODES:
             raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
         if mode != "off":
-            engine = _build(found, channel, node, mode, options)
+            engine = _build(found, channels, nodes, mode, options)
             digest = engine.controller.policy.digest()
             word[2] = int(digest[:_DIGEST_DIGITS], 16)
             word[3] = engine.table.digest()
@@ -190,9 +195,9 @@ def attach(
         if failed:
             reason = f"{_ranks(failed)} cannot start"
     if problem is not None:
-        _LOG.warning("xtune: rank %d cannot start: %s", channel.rank, problem)
+        _LOG.warning("xtune: rank %d cannot start: %s", channels[0].rank, problem)
     if reason is not None:
-        if channel.rank == 0:
+        if channels[0].rank == 0:
             _LOG.warning("xtune: off on every rank: %s", reason)
         if engine is not None:
             engine.hook.detached = True
@@ -220,7 +225,11 @@ def _model(model: object, mesh: DeviceMesh | None) -> Model:
 
 
 def _build(
-    model: Model, channel: Channel, node: Node | None, mode: str, options: _Options
+    model: Model,
+    channels: Sequence[Channel],
+    nodes: Sequence[Node | None],
+    mode: str,
+    options: _Options,
 ) -> Engine:
     policy = _policy(options.policy)
     compression = policy.compression
@@ -235,7 +244,7 @@ def _build(
     table = LayerTable(
         names=tuple(layer.name for layer in layers),
         elements=tuple(layer.elements for layer in layers),
-        world=channel.world,
+        world=channels[0].world,
         block=compression.block,
         dense_below=compression.dense_below_elements,
     )
@@ -245,13 +254,18 @@ def _build(
         dtype=DTYPES[compression.residual_dtype],
         limit=compression.residual_limit,
     )
-    exchange = model.exchange(channel, node, table, store, compression)
+    stores = [store] + [store.branch() for _ in channels[1:]]
+    exchanges = [
+        model.exchange(channel, node, table, kept, compression)
+        for channel, node, kept in zip(channels, nodes, stores, strict=True)
+    ]
+    exchange = exchanges[0] if len(exchanges) == 1 else Lanes(exchanges)
     if mode == "on" and compression.mode == "quantise":
         exchange.quantised.warm_up()
     path = options.environ.get("XTUNE_DECISIONS") or None
     log = DecisionLog(path, rank=dist.get_rank(), job=options.job, shadow=mode == "shadow")
 
-    peers = model.peers(channel, node)
+    peers = model.peers(channels[0], nodes[0])
 
     def controller() -> Controller:
         return Controller(policy, layers, peers, log, bus=options.bus)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .compress.channel import Channel
 from .compress.exchange import Exchange
 from .compress.hierarchy import Node
+from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.residual import ResidualStore
 from .hook import GradientHook, reduce_bucket
@@ -26,6 +27,7 @@ class ReplicatedModel:
     Attributes:
         ranks: that train one model.
         group: torch's, of these ranks.
+        lanes: exchanges that run side by side.
         nodes: ranks of each node by their place in ``ranks``; None where there is one level only.
 
     Args:
@@ -35,6 +37,8 @@ class ReplicatedModel:
     Raises:
         ValueError: ``mesh`` has not two dimensions, or other ranks than the model.
     """
+
+    lanes = 2  # one bucket is encoded while another is on the wire
 
     def __init__(self, model: DistributedDataParallel, mesh: DeviceMesh | None) -> None:
         self._model = model
@@ -100,7 +104,7 @@ class ReplicatedModel:
 
     def hook(
         self,
-        exchange: Exchange,
+        exchange: Exchange | Lanes,
         plan: Plan,
         *,
         shadow: bool,

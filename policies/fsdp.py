@@ -47,6 +47,7 @@ class ShardedModel:
 
     Attributes:
         ranks: that train one model, ascending.
+        lanes: FSDP waits for each module, so one.
         group: torch's, of the ranks that a parameter is spread over.
         replicated: torch itself sums over replicas afterwards.
 
@@ -57,6 +58,8 @@ class ShardedModel:
     Raises:
         ValueError: the model is not sharded in a way that is supported, or ``mesh`` is not its.
     """
+
+    lanes = 1
 
     def __init__(self, model: FSDPModule, mesh: DeviceMesh | None) -> None:
         assert isinstance(model, nn.Module)  # which its type does not say
@@ -231,14 +234,12 @@ class ScatterHook(GradientHook):
         if layers is None and mode != DENSE:
             mode = DENSE
             self._say_unused()
-        if self._loss_scale is not None and self.iteration.buckets == 0:
-            self.exchange.store.set_loss_scale(self._loss_scale())
         chunks, shard = self._on_host("whole", whole), self._on_host("shard", output)
         if whole.is_cuda:
             chunks.copy_(whole, non_blocking=True)
             torch.cuda.current_stream(whole.device).synchronize()
         bucket = Shards(index=index, layers=layers or (), buffer=shard, whole=chunks, **how)
-        self._run(bucket, self.step, mode, self._bits())
+        self._run(self._lanes[0], bucket, self.step, mode, self._bits())
         if shard is not output:
             output.copy_(shard, non_blocking=True)
 

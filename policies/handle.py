@@ -15,6 +15,7 @@ from torch import Tensor
 from .bus import Bus
 from .compress.exchange import Exchange
 from .compress.header import REGULATION, RESUME
+from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.wire import saved_share
 from .controller import Controller
@@ -30,13 +31,24 @@ class Engine:
     """The parts that run on one rank."""
 
     hook: GradientHook
-    exchange: Exchange
+    exchange: Exchange | Lanes
     table: LayerTable
     controller: Controller
     fresh_controller: Callable[[], Controller]
     log: DecisionLog
     mode: str  # on | shadow
     link_gbps: float | None
+
+
+@dataclass(kw_only=True, slots=True)
+class Totals:
+    """Sums over iterations."""
+
+    wire_bytes: int = 0
+    dense_bytes_bf16: int = 0
+    dense_bytes_fp32: int = 0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class Handle:
@@ -62,7 +74,7 @@ class Handle:
         self._off_reason = reason
         self._clock = clock
         self._step = 0
-        self._totals = Iteration()
+        self._totals = Totals()
         self._side_bytes = 0
         self._nonfinite_steps = self._failed_steps = 0
         self._norm: float | None = None  # of the last finite iteration in a row
@@ -237,7 +249,7 @@ class Handle:
         """
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.hook.queue.close()
+            engine.hook.close()
             engine.hook.detached = True
             engine.log.close()
             self._off_reason = "detached"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from .compress.bucket import Bucket, LayerPower, Reduced
 from .compress.exchange import DENSE, Exchange
+from .compress.lanes import Lanes
 from .compress.ordered import OrderedQueue
 from .plan import Plan
 
@@ -26,41 +28,61 @@ _MANY_BACKWARDS = 1000  # without handle.step(): it was forgotten, and nothing i
 _LOG = logging.getLogger("xtune")
 
 
-@dataclass(kw_only=True, slots=True)
 class Iteration:
-    """What the reductions of one iteration cost this rank, and what was agreed in it."""
+    """What the reductions of one iteration cost this rank, and what was agreed in it.
 
-    buckets: int = 0
-    wire_bytes: int = 0
-    dense_bytes_bf16: int = 0
-    dense_bytes_fp32: int = 0
-    transfer_s: float = 0.0
-    wait_s: float = 0.0
-    finite: bool = True
-    failed: bool = False
-    squares: float = 0.0  # of the norm of the reduced gradients
-    mean_loss: float | None = None  # of the iteration before
-    powers: dict[int, LayerPower] = field(default_factory=dict)  # by layer, where measured
+    Lanes add to it from threads of their own; nothing depends on which comes first.
+    """
+
+    def __init__(self) -> None:
+        self.buckets = 0
+        self.wire_bytes = 0
+        self.dense_bytes_bf16 = 0
+        self.dense_bytes_fp32 = 0
+        self.wait_s = 0.0
+        self.finite = True
+        self.failed = False
+        self.mean_loss: float | None = None  # of the iteration before
+        self.powers: dict[int, LayerPower] = {}  # by layer, where measured
+        self._squares: list[float] = []  # of the norms of the reduced buckets
+        self._spans: list[tuple[float, float]] = []
+        self._lock = threading.Lock()
 
     def add(self, reduced: Reduced) -> None:
         """Count one bucket."""
-        if self.buckets == 0:
-            self.mean_loss = reduced.mean_loss
-        self.buckets += 1
-        self.wire_bytes += reduced.wire_bytes
-        self.dense_bytes_bf16 += reduced.dense_bytes_bf16
-        self.dense_bytes_fp32 += reduced.dense_bytes_fp32
-        self.transfer_s += reduced.transfer_s
-        self.wait_s += reduced.wait_s
-        self.finite = self.finite and reduced.finite
-        self.failed = self.failed or bool(reduced.failed)
-        self.squares += reduced.norm**2
-        self.powers.update(reduced.powers)
+        with self._lock:
+            if reduced.mean_loss is not None:
+                self.mean_loss = reduced.mean_loss
+            self.buckets += 1
+            self.wire_bytes += reduced.wire_bytes
+            self.dense_bytes_bf16 += reduced.dense_bytes_bf16
+            self.dense_bytes_fp32 += reduced.dense_bytes_fp32
+            self.wait_s += reduced.wait_s
+            self.finite = self.finite and reduced.finite
+            self.failed = self.failed or bool(reduced.failed)
+            self.powers.update(reduced.powers)
+            self._squares.append(reduced.norm**2)
+            self._spans += reduced.spans
 
     @property
     def norm(self) -> float | None:
         """Norm of the reduced gradients, None where there is none."""
-        return math.sqrt(self.squares) if self.buckets and self.finite else None
+        return math.sqrt(math.fsum(self._squares)) if self.buckets and self.finite else None
+
+    @property
+    def transfer_s(self) -> float:
+        """Time in which payload was on the wire, on whichever lane."""
+        return covered_s(self._spans)
+
+
+def covered_s(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of some spans of time, in their unit."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        if end > until:
+            total += end - max(begin, until)
+            until = end
+    return total
 
 
 class LossMail:
@@ -103,6 +125,33 @@ class LossMail:
         return self._value
 
 
+class Lane:
+    """One exchange with its thread and, where gradients are on an accelerator, its memory.
+
+    Args:
+        exchange: reduces the buckets of this lane.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.queue = OrderedQueue()
+        self._staging: Tensor | None = None
+        self._stream: Any = None
+
+    def stream(self, device: torch.device) -> Any:
+        """Where copies run beside the backward pass."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    def host(self, buffer: Tensor) -> Tensor:
+        """Pinned memory for a bucket on an accelerator; gloo and the kernels work on the CPU."""
+        size = buffer.nbytes
+        if self._staging is None or self._staging.numel() < size:
+            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._staging[:size].view(buffer.dtype)
+
+
 class GradientHook:
     """State of the hook of one model on one rank.
 
@@ -119,7 +168,7 @@ class GradientHook:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Exchange | Lanes,
         layers: Mapping[int, int],
         group: dist.ProcessGroup,
         plan: Plan,
@@ -136,19 +185,29 @@ class GradientHook:
         self.iteration = Iteration()
         self.detached = False
         self._backwards = 0  # since the last iteration ended
-        self.queue = OrderedQueue()
+        exchanges = exchange.exchanges if isinstance(exchange, Lanes) else (exchange,)
+        self._lanes = [Lane(each) for each in exchanges]
+        self._opened = False
+        self._loss_now: float | None = None
+        self._lock = threading.Lock()
         self._layers = layers
         self._group = group
         self._shadow = shadow
         self._loss_scale = loss_scale
         self._uneven = uneven
-        self._staging: Tensor | None = None
-        self._stream: Any = None
+
+    def close(self) -> None:
+        """End the threads once they have done what they were given."""
+        for lane in self._lanes:
+            lane.queue.close()
 
     def take(self) -> Iteration:
         """What was reduced since the last call; called between iterations."""
         done, self.iteration = self.iteration, Iteration()
         self._backwards = 0
+        self._opened = False
+        if isinstance(self.exchange, Lanes):
+            self.exchange.settle()
         return done
 
     def mode(self) -> str:
@@ -171,28 +230,37 @@ class GradientHook:
         except KeyError:
             layers = ()
             self.exchange.broken = "DDP reduces a parameter that the model did not have at attach"
-        index, step, mode, bits = bucket.index(), self.step, self.mode(), self._bits()
+        index: int = bucket.index()
+        step, mode, bits = self.step, self.mode(), self._bits()
         if buffer.is_cuda:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
 
+        lane = self._lanes[index % len(self._lanes)]
+
         def job() -> Tensor:
-            if self._loss_scale is not None and self.iteration.buckets == 0:
-                self.exchange.store.set_loss_scale(self._loss_scale())
             if not buffer.is_cuda:
-                self._run(Bucket(index=index, layers=layers, buffer=buffer), step, mode, bits)
+                self._run(
+                    lane, Bucket(index=index, layers=layers, buffer=buffer), step, mode, bits
+                )
                 return buffer
-            stream = self._side_stream(buffer.device)
-            with torch.cuda.stream(stream):
-                stream.wait_event(ready)
-                host = self._host(buffer)
-                host.copy_(buffer, non_blocking=True)
-                stream.synchronize()
-                self._run(Bucket(index=index, layers=layers, buffer=host), step, mode, bits)
-                buffer.copy_(host, non_blocking=True)
+            stream = lane.stream(buffer.device)
+            stream.wait_event(ready)
+            host = lane.host(buffer)
+            host.copy_(buffer, non_blocking=True)
+            stream.synchronize()
+            self._run(lane, Bucket(index=index, layers=layers, buffer=host), step, mode, bits)
+            buffer.copy_(host, non_blocking=True)
             return buffer
 
-        return self.queue.submit(job, [buffer.device] if buffer.is_cuda else None)
+        if not buffer.is_cuda:
+            return lane.queue.submit(job)
+        device = buffer.device
+
+        def beside() -> AbstractContextManager[Any]:
+            return torch.cuda.stream(lane.stream(device))
+
+        return lane.queue.submit(job, [device], beside)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model, or the model from a file, is not attached."""
@@ -202,13 +270,25 @@ class GradientHook:
         """Bits of every layer in this iteration."""
         return (16,) * len(self.plan.bits) if self.mode() == "bf16" else self.plan.bits
 
-    def _run(self, bucket: Bucket, step: int, mode: str, bits: tuple[int, ...]) -> None:
-        reduced = self.exchange.reduce(
+    def _open(self) -> float | None:
+        """Before an iteration's first bucket, whichever lane has it: its scale, and the loss."""
+        with self._lock:
+            if not self._opened:
+                if self._loss_scale is not None:
+                    self.exchange.store.set_loss_scale(self._loss_scale())
+                self._loss_now = self.loss.read()
+                self._opened = True
+            return self._loss_now
+
+    def _run(
+        self, lane: Lane, bucket: Bucket, step: int, mode: str, bits: tuple[int, ...]
+    ) -> None:
+        reduced = lane.exchange.reduce(
             bucket,
             step=step,
             mode=mode,
             bits=bits,
-            loss=self.loss.read(),
+            loss=self._open(),
             keep_share=self.plan.keep_share,
             measure=self.measure,
         )
@@ -217,18 +297,6 @@ class GradientHook:
         if self._backwards == _MANY_BACKWARDS and self.exchange.channel.rank == 0:
             self._backwards += 1  # said once
             _LOG.warning("xtune: handle.step() is not called, so nothing is compressed")
-
-    def _side_stream(self, device: torch.device) -> Any:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._stream
-
-    def _host(self, buffer: Tensor) -> Tensor:
-        """Pinned memory for a bucket on an accelerator; gloo and the kernels work on the CPU."""
-        size = buffer.nbytes
-        if self._staging is None or self._staging.numel() < size:
-            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return self._staging[:size].view(buffer.dtype)
 
 
 class Unattached:

@@ -21,6 +21,7 @@ from .spec import Policy
 JUDGE_ITERATIONS = 100  # compressed ones at one congestion level before a judgement
 FIRST_OFF_ITERATIONS = 400  # off for so many, twice as many each time it proves useless again
 MOST_OFF_ITERATIONS = 51_200
+LEAST_GROWTH = 1.15  # of the slowdown; less is noise, which would excuse a useless compression
 DENSE_GAIN = 0.01  # weight of the newest iteration in what an uncompressed one costs
 
 
@@ -172,7 +173,7 @@ class Regulator:
         grown = self._slowdown_sum / self._judged / self._dense_slowdown[near]  # NaN: unknown
         self._judged = 0
         self._cost_sum = self._slowdown_sum = 0.0
-        limit = dense * (grown if grown > 1.0 else 1.0)
+        limit = dense * (grown if grown > LEAST_GROWTH else 1.0)
         if cost < limit * (1.0 - self._policy.compression.least_gain):
             self._off_next = FIRST_OFF_ITERATIONS
             return

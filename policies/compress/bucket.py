@@ -46,7 +46,7 @@ class Reduced:
     wire_bytes: int
     dense_bytes_bf16: int
     dense_bytes_fp32: int
-    transfer_s: float
+    spans: tuple[tuple[float, float], ...]  # of payload on the wire: begin and end, seconds
     wait_s: float
     finite: bool
     failed: tuple[int, ...]

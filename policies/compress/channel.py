@@ -48,7 +48,7 @@ class Channel:
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.sent_bytes = 0  # since `reset`
-        self.transfer_s = 0.0  # in collectives that carry payload
+        self.spans: list[tuple[float, float]] = []  # of collectives that carry payload
         self.wait_s = 0.0  # in header rounds: mostly waiting for the slowest rank
         self._clock = clock
         self._per_node = per_node
@@ -56,7 +56,8 @@ class Channel:
     def reset(self) -> None:
         """Start counting anew."""
         self.sent_bytes = 0
-        self.transfer_s = self.wait_s = 0.0
+        self.wait_s = 0.0
+        self.spans = []
 
     def headers(self, header: Header) -> list[Header]:
         """Exchange the headers of one bucket; its time is waiting, not transfer."""
@@ -72,7 +73,7 @@ class Channel:
         """Everyone gets everyone's share, in rank order."""
         start = self._clock()
         gather_into(out, share, group=self.group)
-        self.transfer_s += self._clock() - start
+        self.spans.append((start, self._clock()))
         self.sent_bytes += (self.world - 1) * share.nbytes
 
     def all_gather_words(self, out: Tensor, share: Tensor, word: Header) -> list[Header]:
@@ -85,14 +86,14 @@ class Channel:
         """Share ``r`` of ``shares`` goes to rank ``r``."""
         start = self._clock()
         dist.all_to_all_single(received, shares, group=self.group)
-        self.transfer_s += self._clock() - start
+        self.spans.append((start, self._clock()))
         self.sent_bytes += (self.world - 1) * (shares.nbytes // self.world)
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Everyone gets what rank ``source`` has; counted as each rank's share of the sending."""
         start = self._clock()
         dist.broadcast(message, group_src=source, group=self.group)
-        self.transfer_s += self._clock() - start
+        self.spans.append((start, self._clock()))
         self.sent_bytes += broadcast_bytes(message.nbytes, self.world)
 
     def all_reduce_mean(self, buffer: Tensor) -> None:
@@ -100,7 +101,7 @@ class Channel:
         buffer.mul_(1.0 / self.world)
         start = self._clock()
         dist.all_reduce(buffer, group=self.group)
-        self.transfer_s += self._clock() - start
+        self.spans.append((start, self._clock()))
         if buffer.is_sparse:
             entries = buffer.coalesce()
             size = entries.values().nbytes + entries.indices().nbytes
@@ -113,7 +114,7 @@ class Channel:
         """What FSDP does without us, to the bit."""
         start = self._clock()
         reduce_scatter_into(output, whole, op=op, group=self.group)
-        self.transfer_s += self._clock() - start
+        self.spans.append((start, self._clock()))
         self.sent_bytes += ring_scatter_bytes(whole.nbytes, self.world)
 
     def all_reduce_max(self, values: Tensor) -> None:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import zlib
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from .drop import Drop
 from .header import Header, Verdict, judge
 from .hierarchy import Hierarchy, Node
 from .layout import LayerTable
+from .notes import Notes
 from .residual import OWNER, WORKER, ResidualStore
 from .shared import SharedIndex
 from .statistics import layer_powers
@@ -34,7 +34,6 @@ from .two_phase import TwoPhase
 from .wire import BF16_BYTES, FP32_BYTES, blocks, dense_bytes, owned_blocks
 from .workspace import Workspace
 
-_LOG = logging.getLogger("xtune")
 FAILURES_IN_ROW = 8  # buckets; then compression stays off on every rank
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 DENSE, DROP, SHARED = "dense", "drop", "shared"
@@ -77,7 +76,7 @@ class Exchange:
         self.shared = self._selector(table)
         self.drop = Drop(channel, keep_share=keep_share, workspace=Workspace())
         self._failures_in_row = 0
-        self._said: set[str] = set()
+        self.notes = Notes()
 
     def reduce(
         self,
@@ -264,26 +263,21 @@ class Exchange:
         if self.disabled is None:
             self.disabled = reason
             if self.channel.rank == 0:
-                _LOG.warning("xtune: compression is off from here on: %s", reason)
+                self.notes.say("off", f"xtune: compression is off from here on: {reason}")
 
     def _say_failure(self, bucket: Bucket, step: int, outcome: Outcome) -> None:
         """Once per rank and kind: rank 0 says whose engine failed, that rank says why."""
         where = f"bucket {bucket.index} of step {step}"
         if outcome.failed and self.channel.rank == 0:
             ranks = ", ".join(str(rank) for rank in outcome.failed)
-            self._say(
+            self.notes.say(
                 "redone",
                 f"xtune: the engine failed on rank {ranks} at {where}; all ranks reduced it "
                 "uncompressed, and will do so each time without saying it again",
             )
         if outcome.error is not None:
             cause = f"{type(outcome.error).__name__}: {outcome.error}"
-            self._say("cause", f"xtune: rank {self.channel.rank}, {where}: {cause}")
-
-    def _say(self, kind: str, line: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            _LOG.warning("%s", line)
+            self.notes.say("cause", f"xtune: rank {self.channel.rank}, {where}: {cause}")
 
     def _account(
         self, bucket: Bucket, outcome: Outcome, verdict: Verdict, *, measured: bool
@@ -296,7 +290,7 @@ class Exchange:
             wire_bytes=self.channel.sent_bytes + across,
             dense_bytes_bf16=self._uncompressed(bucket, BF16_BYTES),
             dense_bytes_fp32=self._uncompressed(bucket, FP32_BYTES),
-            transfer_s=sum(channel.transfer_s for channel in self._channels),
+            spans=tuple(span for channel in self._channels for span in channel.spans),
             wait_s=self.channel.wait_s,
             finite=outcome.finite and math.isfinite(norm),
             failed=outcome.failed,

@@ -11,6 +11,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -37,12 +39,15 @@ class OrderedQueue:
         self,
         job: Callable[[], torch.Tensor],
         devices: list[int | str | torch.device] | None = None,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> torch.futures.Future[torch.Tensor]:
         """Run ``job`` after all earlier ones.
 
         Args:
             job: returns the tensor that the future is to hold.
             devices: accelerators the tensor may be on.
+            within: what the job runs in, and its result is given in: a future waits for what is
+                under way on the stream that is current then.
 
         Returns:
             A future of the job's result; its error is raised where the future is waited for,
@@ -51,11 +56,12 @@ class OrderedQueue:
         future: torch.futures.Future[_Result] = torch.futures.Future(devices=devices or [])
 
         def run() -> None:
-            try:
-                outcome: _Result = job()
-            except Exception as error:  # it belongs to whoever waits for the bucket
-                outcome = error
-            future.set_result(outcome)
+            with within():
+                try:
+                    outcome: _Result = job()
+                except Exception as error:  # it belongs to whoever waits for the bucket
+                    outcome = error
+                future.set_result(outcome)
 
         if self._thread is None:
             self._thread = threading.Thread(

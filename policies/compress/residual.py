@@ -12,6 +12,7 @@ few elements leaves is not, so a layer whose residual outgrows its gradient carr
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -58,6 +59,12 @@ class ResidualStore:
         self._wide: dict[str, Tensor] = {}  # fp32 copy of what was asked for last, by kind
         self._shrink: dict[str, float] = {}  # factor on the share carried, by layer
 
+    def branch(self) -> ResidualStore:
+        """The same residuals for another thread, which reduces other layers at the same time."""
+        other = copy.copy(self)
+        other._staged, other._wide = [], {}
+        return other
+
     def gain(self, name: str) -> float:
         """Share of a layer's residual that the next round carries."""
         decay = self.decay if isinstance(self.decay, float | int) else self.decay[name]
@@ -98,8 +105,10 @@ class ResidualStore:
 
     def fresh(self, elements: int) -> Tensor:
         """A buffer for a new residual; its content is undefined."""
-        pool = self._spare.get(elements)
-        return pool.pop() if pool else torch.empty(elements, dtype=torch.float32)
+        try:
+            return self._spare[elements].pop()
+        except LookupError:  # there is none, or another lane was faster
+            return torch.empty(elements, dtype=torch.float32)
 
     def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
         """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
@@ -176,7 +185,8 @@ class ResidualStore:
                 loaded[kind, name] = kept.mul_(self._loss_scale)
         shrink = {str(name): float(factor) for name, factor in state[SHRINK].items()}
         self.clear()
-        self._kept, self._shrink = loaded, shrink
+        self._kept.update(loaded)  # in place: branches share both
+        self._shrink.update(shrink)
 
     def clear(self) -> None:
         """Drop all residuals."""

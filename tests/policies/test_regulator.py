@@ -174,3 +174,11 @@ def test_resumes_exactly(figures: list[Figures], cut: int) -> None:
         verdict = whole.decide(WARM, rung, rung, 50, False, given_)
         assert verdict == made.decide(WARM, rung, rung, 50, False, given_)
         rung = verdict.rung
+
+
+@pytest.mark.parametrize(("slowdown", "rung"), [(1.1, 0), (1.4, 1)])
+def test_a_little_noise_does_not_excuse_a_useless_compression(slowdown: float, rung: int) -> None:
+    made = regulator(bus__enter_slowdown=(2.0, 3.0, 4.0))
+    assert rungs(made, [Figures(slowdown=1.0, cost_s=1.0)]) == [1]
+    noisy = [Figures(slowdown=slowdown, cost_s=1.05)] * 2
+    assert rungs(made, noisy, 1, start=WARM + 50)[-1] == rung
