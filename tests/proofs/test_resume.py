@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 _SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("shared_10", "drop_equal_residual", "powersgd_4")
+    for name in ("norms_g0.5", "q4_second8_g0.5", "shared_10", "drop_equal_residual", "powersgd_4")
 ]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from xtune.policies.compress import wire
-from xtune.policies.compress.bucket import Bucket
+from xtune.policies.compress.bucket import Bucket, LayerPower
 from xtune.policies.compress.exchange import Exchange
 from xtune.policies.ladder import Rung
 from xtune.policies.plan import Layer, RungPlan, ladder_plans
@@ -50,13 +50,16 @@ class Method:
 
     name: str
     label: str
-    kind: str  # dense | bf16 | quantise | shared | drop | drop_residual | powersgd | regulated
+    # dense | bf16 | quantise | norms | two_widths | shared | drop | drop_residual | powersgd |
+    # regulated
+    kind: str
     bits_input: int = 16
     bits_head: int = 16
     gain: float | None = None  # of the residual; None: no error feedback
     block: int = 256
     keep_share: float | None = None  # where few elements are sent; None: the bytes of q4_8
     rank: int = 0  # of PowerSGD
+    second_bits: int | None = None  # of the second phase; None: those of the first
 
     def compression(self, keep_share: float | None = None) -> Compression:
         """The policy's section of it, in force from the first iteration."""
@@ -74,6 +77,7 @@ class Method:
             rung_by_level=(1, 1, 1, 1),
             warmup_iterations=0,
             block=self.block,
+            allocation="norms" if self.kind == "norms" else "depth",
             error_feedback=self.gain is not None,
             residual_decay=gain,
             residual_decay_head=gain,
@@ -104,6 +108,14 @@ def methods() -> dict[str, Method]:
         Method(name="fp32", label="full precision", kind="dense"),
         *(_quantised(8, gain) for gain in (0.5, 1.0, None)),
         *(_quantised(4, gain) for gain in (0.5, 1.0, None)),
+        Method(
+            name="norms_g0.5",
+            label="bits by norms, error of 4/8, error feedback 0.5",
+            kind="norms",
+            bits_input=4,
+            bits_head=8,
+            gain=0.5,
+        ),
         Method(name="drop_equal", label="dropping, bytes of 4/8", kind="drop"),
         Method(name="bf16", label="bf16 all-reduce", kind="bf16"),
         Method(name="drop_35", label="dropping, 35 % kept", kind="drop", keep_share=0.35),
@@ -124,7 +136,27 @@ def methods() -> dict[str, Method]:
         Method(name="shared_equal", label="shared index, bytes of 4/8", kind="shared", gain=1.0),
         _quantised(8, 0.5, 64),
         *(_quantised(4, gain, 64) for gain in (0.5, 1.0, None)),
+        Method(
+            name="q4_second8_g0.5",
+            label="4 bits, then 8 in the second phase, error feedback 0.5",
+            kind="two_widths",
+            bits_input=4,
+            bits_head=4,
+            gain=0.5,
+            second_bits=8,
+        ),
         Method(name="regulated", label="regulated, scripted congestion", kind="regulated"),
+        *(
+            Method(
+                name=f"q{bits}_g0.5",
+                label=f"{bits} bits, error feedback 0.5",
+                kind="quantise",
+                bits_input=bits,
+                bits_head=bits,
+                gain=0.5,
+            )
+            for bits in (8, 3, 2)
+        ),
     ]
     return {row.name: row for row in rows}
 
@@ -197,10 +229,12 @@ class EngineSide:
         self.exchange: Exchange = build_exchange(channel, layers, compression)
         self._plan = plan_of(method, layers, channel.world, keep_share)
         self._buckets = buckets
+        self._powers: dict[int, LayerPower] = {}  # of the last iteration that was measured
 
     def reduce(self, step: int, buffers: Sequence[Tensor], loss: float | None) -> int:
         """See `Side.reduce`."""
         sent = 0
+        self._powers = {}
         for index, (layers, buffer) in enumerate(zip(self._buckets, buffers, strict=True)):
             reduced = self.exchange.reduce(
                 Bucket(index=index, layers=layers, buffer=buffer),
@@ -209,12 +243,17 @@ class EngineSide:
                 bits=self._plan.bits,
                 loss=loss,
                 keep_share=self._plan.keep_share,
-                measure=(step + 1) % Period().iterations == 0,  # when a job regulates
+                measure=self._measures(step),
             )
+            self._powers.update(reduced.powers)
             if reduced.failed or not reduced.finite:
                 raise RuntimeError(f"step {step}, bucket {index} was not reduced as planned")
             sent += reduced.wire_bytes
         return sent
+
+    def _measures(self, step: int) -> bool:
+        """Whether layers are measured, as when a job regulates."""
+        return (step + 1) % Period().iterations == 0
 
     def state_dict(self) -> dict[str, Any]:
         """See `Side.state_dict`."""
@@ -227,3 +266,58 @@ class EngineSide:
     def about(self) -> dict[str, Any]:
         """See `Side.about`."""
         return {}
+
+
+class NormsSide(EngineSide):
+    """Bits allocated anew every `EVERY` iterations, by what the reduced gradients were like."""
+
+    EVERY = 50
+
+    def __init__(
+        self,
+        method: Method,
+        channel: LocalChannel,
+        layers: Sequence[Layer],
+        buckets: Buckets,
+        keep_share: float | None = None,
+    ) -> None:
+        super().__init__(method, channel, layers, buckets, keep_share)
+        self._policy = Policy(name="proof", compression=method.compression())
+        self._layers, self._world = tuple(layers), channel.world
+        self._current = ladder_plans(self._policy, layers, channel.world)
+        self._tables: list[tuple[int, ...]] = []
+
+    def _measures(self, step: int) -> bool:
+        return step % self.EVERY == 0
+
+    def reduce(self, step: int, buffers: Sequence[Tensor], loss: float | None) -> int:
+        """See `Side.reduce`."""
+        sent = super().reduce(step, buffers, loss)
+        if self._measures(step):  # reduced gradients are alike on all ranks, so this is as well
+            powers = [self._powers.get(place) for place in range(len(self._layers))]
+            self._take(
+                ladder_plans(self._policy, self._layers, self._world, powers, self._current)
+            )
+        return sent
+
+    def _take(self, plans: tuple[RungPlan, ...]) -> None:
+        self._current, self._plan = plans, plans[1]
+        if not self._tables or self._tables[-1] != self._plan.bits:
+            self._tables.append(self._plan.bits)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Side.state_dict`."""
+        return super().state_dict() | {"tables": self._tables}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Side.load_state_dict`."""
+        super().load_state_dict(state)
+        self._tables = [tuple(bits) for bits in state["tables"]]
+        if self._tables:
+            bits = self._tables[-1]
+            self._current = (self._current[0], replace(self._current[1], bits=bits))
+            self._plan = self._current[1]
+
+    def about(self) -> dict[str, Any]:
+        """See `Side.about`."""
+        return {"bits_tables": [list(bits) for bits in self._tables]}

@@ -25,12 +25,14 @@ from xtune.proofs.course import Course, Settings
 from xtune.proofs.methods import (
     EngineSide,
     Method,
+    NormsSide,
     Side,
     keep_share_of,
 )
 from xtune.proofs.peers import Bf16Side, DropResidualSide, PowerSide
 from xtune.proofs.ranks import Ranks
 from xtune.proofs.regulated import RegulatedSide
+from xtune.proofs.two_widths import TwoWidthsSide
 
 Say = Callable[[str], None]
 
@@ -42,6 +44,8 @@ def make_sides(method: Method, course: Course, ranks: Ranks) -> tuple[list[Side]
     makers: dict[str, Callable[[Any], Side]] = {
         "bf16": Bf16Side,
         "drop_residual": lambda c: DropResidualSide(method, c, layers, buckets, keep or 1.0),
+        "norms": lambda c: NormsSide(method, c, layers, buckets),
+        "two_widths": lambda c: TwoWidthsSide(method, c, layers, buckets),
         "powersgd": lambda c: PowerSide(c, course.shapes, buckets, method.rank),
         "regulated": lambda c: RegulatedSide(
             c, layers, buckets, course.parameters, settings.steps
