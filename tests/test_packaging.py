@@ -149,3 +149,22 @@ def test_constraints_pin_every_dependency() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     assert names <= pinned
+
+
+def test_groups_of_tests_stay_on_one_worker(tmp_path: Path) -> None:
+    """Whole fabrics and lakes are built once a worker: a runner that ignores groups builds two."""
+    (tmp_path / "test_groups.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('i', range(8))\n"
+        "@pytest.mark.parametrize('group', [pytest.param(g, marks=pytest.mark.xdist_group(g))\n"
+        "                                   for g in 'ab'])\n"
+        "def test_group(group, i):\n"
+        "    open(group, 'a').write(os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for group in "ab":
+        workers = (tmp_path / group).read_text().split()
+        assert len(workers) == 8
+        assert len(set(workers)) == 1
