@@ -157,6 +157,13 @@ class Controller:
         warm = step + 1 == self.policy.compression.warmup_iterations
         return warm or (step + 1) % self.policy.period.iterations == 0
 
+    def measures(self, step: int) -> bool:
+        """Whether iteration ``step`` measures each layer, for what is decided after it.
+
+        Bits by norms need it, and a residual that may outgrow its gradient.
+        """
+        return self.due(step) and (self._by_norms or self.plan.mode == "shared")
+
     def report(self) -> list[float]:
         """What this rank contributes; combine over ranks by elementwise maximum."""
         self._hear_routing()

@@ -240,7 +240,7 @@ class Handle:
             )
         self._step = engine.hook.step = step
         engine.hook.plan = engine.controller.plan
-        engine.hook.measure = engine.controller.due(step)
+        engine.hook.measure = engine.controller.measures(step)
 
     def detach(self) -> None:
         """Reduce uncompressed from here on; call it on every rank, between two iterations.
@@ -321,7 +321,7 @@ class Handle:
 
     def _begin(self, engine: Engine, step: int) -> None:
         engine.hook.plan = engine.controller.begin(step)
-        engine.hook.measure = engine.controller.due(step)
+        engine.hook.measure = engine.controller.measures(step)
         every = engine.controller.policy.compression.residual_reset_iterations
         if every and step % every == 0:
             engine.exchange.store.clear()

@@ -343,3 +343,9 @@ def test_a_rung_of_shared_elements_is_the_last_resort() -> None:
     plan = controller.begin(70)
     assert (plan.mode, plan.keep_share, set(plan.bits)) == ("shared", 0.02, {16})
     assert plan.ratio > 0.85
+
+
+def test_layers_are_measured_only_for_what_is_decided_by_it() -> None:
+    plain, norms = Controller(policy(), LAYERS, WORLD), by_norms()
+    assert [step for step in range(40) if plain.measures(step)] == []
+    assert [step for step in range(40) if norms.measures(step)] == [9, 19, 29, 39]
