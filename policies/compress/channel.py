@@ -1,8 +1,9 @@
 """The collectives of one bucket, with the bytes and the time they cost.
 
-Everything runs on the engine's own gloo group and from one thread, so that neither the order of
-buckets nor a collective of the training loop can interleave differently on two ranks. Bytes are
-counted from the real buffers, by what this rank sends.
+Everything runs on the engine's own groups and from one thread, so that neither the order of
+buckets nor a collective of the training loop can interleave differently on two ranks. Headers and
+words go over gloo, payload too unless it lies on an accelerator. Bytes are counted from the real
+buffers, by what this rank sends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .device import settle
 from .header import Header
 from .wire import HEADER_BYTES, broadcast_bytes, ring_bytes, ring_scatter_bytes
 
@@ -28,14 +30,21 @@ reduce_scatter_into: Callable[..., object] = getattr(
 
 
 class Channel:
-    """Collectives over one process group.
+    """Collectives between some ranks.
+
+    Attributes:
+        lead: bytes in front of a share for `all_gather_words`.
 
     Args:
         group: a gloo group that nobody else uses.
         clock: seconds, monotonic.
         per_node: ranks of a node, which share its way out: of a ring over all ranks that has a
             lane for each, a rank's share of what leaves the node is counted.
+        payload: a group of the same ranks whose backend works where the payload lies, which
+            nobody else uses either; by default payload goes over ``group``.
     """
+
+    lead = HEADER_BYTES
 
     def __init__(
         self,
@@ -43,8 +52,12 @@ class Channel:
         *,
         clock: Callable[[], float] = time.perf_counter,
         per_node: int = 1,
+        payload: dist.ProcessGroup | None = None,
     ) -> None:
         self.group = group
+        self._payload = group
+        if payload is not None:
+            self._payload, self.lead = payload, 0
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.sent_bytes = 0  # since `reset`
@@ -71,37 +84,38 @@ class Channel:
 
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share, in rank order."""
-        start = self._clock()
-        gather_into(out, share, group=self.group)
-        self.spans.append((start, self._clock()))
+        self._carry(share, lambda: gather_into(out, share, group=self._payload))
         self.sent_bytes += (self.world - 1) * share.nbytes
 
     def all_gather_words(self, out: Tensor, share: Tensor, word: Header) -> list[Header]:
-        """As `all_gather`, with a word of each rank in front of its share; the words of all."""
+        """As `all_gather`, with a word of each rank in front of its share; the words of all.
+
+        Beside payload on an accelerator the words travel by themselves, and before it.
+        """
+        if self.lead == 0:
+            words = self.headers(word)
+            self.all_gather(out, share)
+            return words
         share[:HEADER_BYTES] = torch.frombuffer(bytearray(word.pack()), dtype=torch.uint8)
         self.all_gather(out, share)
         return unpack_all(out, share.numel())
 
     def all_to_all(self, received: Tensor, shares: Tensor) -> None:
         """Share ``r`` of ``shares`` goes to rank ``r``."""
-        start = self._clock()
-        dist.all_to_all_single(received, shares, group=self.group)
-        self.spans.append((start, self._clock()))
+        self._carry(shares, lambda: dist.all_to_all_single(received, shares, group=self._payload))
         self.sent_bytes += (self.world - 1) * (shares.nbytes // self.world)
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Everyone gets what rank ``source`` has; counted as each rank's share of the sending."""
-        start = self._clock()
-        dist.broadcast(message, group_src=source, group=self.group)
-        self.spans.append((start, self._clock()))
+        self._carry(
+            message, lambda: dist.broadcast(message, group_src=source, group=self._payload)
+        )
         self.sent_bytes += broadcast_bytes(message.nbytes, self.world)
 
     def all_reduce_mean(self, buffer: Tensor) -> None:
         """What DDP does without a hook, to the bit: scaled before the sum, in its own type."""
         buffer.mul_(1.0 / self.world)
-        start = self._clock()
-        dist.all_reduce(buffer, group=self.group)
-        self.spans.append((start, self._clock()))
+        self._carry(buffer, lambda: dist.all_reduce(buffer, group=self._payload))
         if buffer.is_sparse:
             entries = buffer.coalesce()
             size = entries.values().nbytes + entries.indices().nbytes
@@ -112,15 +126,24 @@ class Channel:
 
     def reduce_scatter(self, output: Tensor, whole: Tensor, op: Any) -> None:
         """What FSDP does without us, to the bit."""
-        start = self._clock()
-        reduce_scatter_into(output, whole, op=op, group=self.group)
-        self.spans.append((start, self._clock()))
+        self._carry(whole, lambda: reduce_scatter_into(output, whole, op=op, group=self._payload))
         self.sent_bytes += ring_scatter_bytes(whole.nbytes, self.world)
 
     def all_reduce_max(self, values: Tensor) -> None:
         """Elementwise maximum over the ranks, the period's side collective."""
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
         self.sent_bytes += ring_bytes(values.nbytes, self.world)
+
+    def _carry(self, payload: Tensor, collective: Callable[[], object]) -> None:
+        """Run a collective, and note when it was on the wire.
+
+        On an accelerator it only starts there, behind what was started before it.
+        """
+        settle(payload)
+        start = self._clock()
+        collective()
+        settle(payload)
+        self.spans.append((start, self._clock()))
 
 
 def unpack_all(gathered: Tensor, stride: int) -> list[Header]:

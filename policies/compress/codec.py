@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,16 +15,37 @@ from .quantise import dequantise, magnitude_bits, pack, quantise, unpack
 from .wire import code_bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feedback:
+    """What a layer's values are given of what was rounded away before.
+
+    Attributes:
+        residual: fp32, or None; valid until that of the next layer is asked for.
+        gain: share of it that is carried.
+        fresh: receives what is rounded away now, where it is kept.
+    """
+
+    residual: Tensor | None
+    gain: float
+    fresh: Tensor | None
+
+
+Values = Callable[[Place], Tensor]
+Feedbacks = Callable[[Place], Feedback]
+
+
 class Codec(Protocol):
     """What an exchange asks of a back-end. Messages are uint8 and flat; results are int bits.
 
     A "worst" is the bit pattern of the largest magnitude: ``OVERFLOW_BITS`` or more means that
-    something is not finite.
+    something is not finite. `encode_all` and `reduce_all` ask for what belongs to a layer when its
+    turn comes, in the order of ``places``.
     """
 
     world: int
     rank: int
     block: int
+    narrow: bool  # takes and gives bf16 and fp16 as well
 
     def encode(
         self,
@@ -56,9 +79,74 @@ class Codec(Protocol):
     def decode(self, place: Place, gathered: Tensor, stride: int, lead: int, out: Tensor) -> None:
         """The layer's values from all shares, into ``out`` fp32 (elements,)."""
 
+    def encode_all(
+        self,
+        places: Sequence[Place],
+        gradient: Values,
+        feedback: Feedbacks,
+        message: Tensor,
+        stride: int,
+    ) -> list[int | None]:
+        """As `encode`, of several layers, whose results are waited for once."""
 
-class TorchCodec:
+    def reduce_all(
+        self,
+        places: Sequence[Place],
+        received: Tensor,
+        stride: int,
+        feedback: Feedbacks,
+        share: Tensor,
+        lead: int,
+    ) -> int:
+        """As `reduce`, of several layers; the worst of them."""
+
+
+class _OneByOne:
+    """Several layers, for a back-end whose work is done when it returns."""
+
+    def encode_all(
+        self: Codec,
+        places: Sequence[Place],
+        gradient: Values,
+        feedback: Feedbacks,
+        message: Tensor,
+        stride: int,
+    ) -> list[int | None]:
+        """See `Codec.encode_all`."""
+        found = []
+        for place in places:
+            own = feedback(place)
+            found.append(
+                self.encode(
+                    place, gradient(place), own.residual, own.gain, own.fresh, message, stride
+                )
+            )
+        return found
+
+    def reduce_all(
+        self: Codec,
+        places: Sequence[Place],
+        received: Tensor,
+        stride: int,
+        feedback: Feedbacks,
+        share: Tensor,
+        lead: int,
+    ) -> int:
+        """See `Codec.reduce_all`."""
+        worst = 0
+        for place in places:
+            own = feedback(place)
+            found = self.reduce(
+                place, received, stride, own.residual, own.gain, own.fresh, share, lead
+            )
+            worst = max(worst, found)
+        return worst
+
+
+class TorchCodec(_OneByOne):
     """The reference, on any device."""
+
+    narrow = True
 
     def __init__(self, *, world: int, rank: int, block: int) -> None:
         self.world = world
@@ -160,8 +248,10 @@ class TorchCodec:
         out.copy_(values.flatten()[: place.elements])
 
 
-class NumbaCodec:
+class NumbaCodec(_OneByOne):
     """Fused kernels on the CPU. Raises ImportError where numba cannot compile them."""
+
+    narrow = False
 
     def __init__(self, *, world: int, rank: int, block: int) -> None:
         import numba
@@ -230,8 +320,19 @@ class NumbaCodec:
         )  # fmt: skip
 
 
-def best_codec(*, world: int, rank: int, block: int) -> Codec:
-    """The fused kernels where numba is installed, else the reference, which gives the same."""
+def best_codec(*, world: int, rank: int, block: int, on: torch.device | None = None) -> Codec:
+    """The fused kernels where numba is installed, else the reference, which gives the same.
+
+    Args:
+        world: ranks.
+        rank: this one.
+        block: elements that share a scale.
+        on: device that has messages and gradients, where they are not in host memory.
+    """
+    if on is not None:
+        from .triton_codec import TritonCodec
+
+        return TritonCodec(world=world, rank=rank, block=block)
     try:
         return NumbaCodec(world=world, rank=rank, block=block)
     except ImportError:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from .bucket import Bucket, LayerPower, Outcome, Quantiser, Reduced
 from .channel import Channel
 from .codec import best_codec
+from .device import COMPRESSIBLE, Gradients
 from .drop import Drop
 from .header import Header, Verdict, judge
 from .hierarchy import Hierarchy, Node
@@ -35,7 +37,7 @@ from .wire import BF16_BYTES, FP32_BYTES, blocks, dense_bytes, owned_blocks
 from .workspace import Workspace
 
 FAILURES_IN_ROW = 8  # buckets; then compression stays off on every rank
-_COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
+_HOST = Gradients()
 DENSE, DROP, SHARED = "dense", "drop", "shared"
 
 
@@ -50,6 +52,8 @@ class Exchange:
         node: where this rank stands among the nodes, to quantise between these alone.
         shared_gain: share of a residual that the next round carries in mode shared.
         seeded: of mode shared; see :class:`SharedIndex`.
+        gradients: where they are and what they are like; modes drop and shared want them in host
+            memory.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Exchange:
         node: Node | None = None,
         shared_gain: float = 1.0,
         seeded: bool = False,
+        gradients: Gradients = _HOST,
     ) -> None:
+        self._gradients = gradients
         self.channel = channel
         self.store = store
         self.table = table
@@ -106,7 +112,7 @@ class Exchange:
         """
         for channel in self._channels:
             channel.reset()
-        if self.disabled is not None or bucket.buffer.dtype not in _COMPRESSIBLE:
+        if self.disabled is not None or bucket.buffer.dtype not in COMPRESSIBLE:
             mode = DENSE
         if bucket.buffer.is_sparse or bucket.buffer.numel() == 0:
             mode = DENSE
@@ -228,12 +234,20 @@ class Exchange:
 
     def _quantiser(self, table: LayerTable) -> Quantiser:
         def make(channel: Channel, layers: LayerTable) -> TwoPhase:
-            codec = best_codec(world=layers.world, rank=channel.rank, block=layers.block)
-            return TwoPhase(channel, layers, codec, self.store, Workspace())
+            found = self._gradients
+            if self._node is not None:  # which sums a node's gradients in fp32
+                found = replace(found, dtypes=(torch.float32,))
+            codec = best_codec(
+                world=layers.world, rank=channel.rank, block=layers.block, on=found.on
+            )
+            return TwoPhase(channel, layers, codec, self.store, self._workspace(), found)
 
         if self._node is None:
             return make(self.channel, table)
-        return Hierarchy(self._node, table, make)
+        return Hierarchy(self._node, table, make, self._workspace())
+
+    def _workspace(self) -> Workspace:
+        return Workspace(self._gradients.on)
 
     def _selector(self, table: LayerTable) -> SharedIndex | Hierarchy[SharedIndex]:
         def make(channel: Channel, layers: LayerTable) -> SharedIndex:
@@ -243,7 +257,7 @@ class Exchange:
 
         if self._node is None:
             return make(self.channel, table)
-        return Hierarchy(self._node, table, make)
+        return Hierarchy(self._node, table, make, Workspace())
 
     def _dense(self, bucket: Bucket) -> None:
         """Reduce the bucket as without an engine."""

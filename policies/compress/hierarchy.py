@@ -23,7 +23,6 @@ from .header import Header, judge
 from .layout import LayerTable
 from .shared import SharedIndex
 from .two_phase import TwoPhase, is_finite
-from .wire import HEADER_BYTES
 from .workspace import Workspace
 
 Inner = TypeVar("Inner", TwoPhase, SharedIndex)
@@ -68,14 +67,19 @@ class Hierarchy(Generic[Inner]):
         node: where this rank stands.
         table: the model's layers.
         make: the exchange between nodes, from its channel and the layers of a part.
+        workspace: buffers.
     """
 
     def __init__(
-        self, node: Node, table: LayerTable, make: Callable[[Channel, LayerTable], Inner]
+        self,
+        node: Node,
+        table: LayerTable,
+        make: Callable[[Channel, LayerTable], Inner],
+        workspace: Workspace,
     ) -> None:
         self._node = node
         self._whole = table
-        self._space = Workspace()
+        self._space = workspace
         places, nodes = node.inside.world, node.across.world
         self.table = part_table(table, places=places, nodes=nodes)
         self.rank = node.across.rank
@@ -134,13 +138,13 @@ class Hierarchy(Generic[Inner]):
         stride = self._stride(bucket)
         share = self._space.get("share", stride, torch.uint8)
         word = replace(header, finite=outcome.finite, failed=bool(outcome.failed), loss=None)
-        share[HEADER_BYTES:].view(kind).copy_(part.buffer)
+        share[self._node.inside.lead :].view(kind).copy_(part.buffer)
         gathered = self._space.get("gathered", places * stride, torch.uint8)
         verdict = judge(self._node.inside.all_gather_words(gathered, share, word))
         if verdict.failed or not verdict.finite:
             failed = sorted(row[place] for row in self._node.ranks for place in verdict.failed)
             return Outcome(failed=tuple(failed), finite=verdict.finite, error=outcome.error)
-        parts = gathered.view(places, stride)[:, HEADER_BYTES:].view(kind)
+        parts = gathered.view(places, stride)[:, self._node.inside.lead :].view(kind)
         for offset, size, start, width in self._stretches(bucket):
             values = parts[:, start : start + width].reshape(-1)[:size]
             bucket.buffer[offset : offset + size].copy_(values)
@@ -165,7 +169,8 @@ class Hierarchy(Generic[Inner]):
         return found
 
     def _stride(self, bucket: Bucket) -> int:
-        return HEADER_BYTES + self._need_part().buffer.numel() * bucket.buffer.element_size()
+        size = self._need_part().buffer.numel() * bucket.buffer.element_size()
+        return self._node.inside.lead + size
 
     def _need_part(self) -> Bucket:
         if self._part is None:

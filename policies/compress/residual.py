@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .device import settle
+
 WORKER, OWNER, SHRINK = "worker", "owner", "shrink"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_DOWN = 0.9  # factor on what is carried, each time that a residual is found too large
@@ -38,6 +40,7 @@ class ResidualStore:
         dtype: of what is kept between rounds; bfloat16 halves the memory and loses at most 2^-9
             of a residual each time it is put away. Arithmetic is fp32 in any case.
         limit: norm of a layer's residual, in norms of its gradient, above which less is carried.
+        device: that has the residuals, host memory by default.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class ResidualStore:
         enabled: bool,
         dtype: torch.dtype = torch.float32,
         limit: float = math.inf,
+        device: torch.device | None = None,
     ) -> None:
         self.decay = decay
         self.enabled = enabled
         self._dtype = dtype
         self._limit = limit
+        self._device = torch.device("cpu") if device is None else device
         self._loss_scale = 1.0
         self._kept: dict[_Key, Tensor] = {}
         self._staged: list[tuple[_Key, Tensor | None]] = []
@@ -60,9 +65,13 @@ class ResidualStore:
         self._shrink: dict[str, float] = {}  # factor on the share carried, by layer
 
     def branch(self) -> ResidualStore:
-        """The same residuals for another thread, which reduces other layers at the same time."""
+        """The same residuals for another thread, which reduces other layers at the same time.
+
+        Spare buffers are its own: on an accelerator the last use of one may still be under way on
+        the stream that gave it back.
+        """
         other = copy.copy(self)
-        other._staged, other._wide = [], {}
+        other._staged, other._wide, other._spare = [], {}, {}
         return other
 
     def gain(self, name: str) -> float:
@@ -100,15 +109,16 @@ class ResidualStore:
             return kept
         wide = self._wide.get(kind)
         if wide is None or wide.numel() < kept.numel():
-            wide = self._wide[kind] = torch.empty(kept.numel(), dtype=torch.float32)
+            wide = torch.empty(kept.numel(), dtype=torch.float32, device=kept.device)
+            self._wide[kind] = wide
         return wide[: kept.numel()].copy_(kept)
 
     def fresh(self, elements: int) -> Tensor:
         """A buffer for a new residual; its content is undefined."""
         try:
             return self._spare[elements].pop()
-        except LookupError:  # there is none, or another lane was faster
-            return torch.empty(elements, dtype=torch.float32)
+        except LookupError:
+            return torch.empty(elements, dtype=torch.float32, device=self._device)
 
     def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
         """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
@@ -134,7 +144,7 @@ class ResidualStore:
         if self._dtype == torch.float32:
             return residual, old
         if old is None or old.numel() != residual.numel():
-            old = torch.empty(residual.numel(), dtype=self._dtype)
+            old = torch.empty(residual.numel(), dtype=self._dtype, device=residual.device)
         return old.copy_(residual), residual
 
     def discard(self) -> None:
@@ -152,16 +162,18 @@ class ResidualStore:
         if factor != 1.0:
             for residual in self._kept.values():
                 residual.mul_(factor)
+                settle(residual)  # other lanes use it on streams of their own
             self._loss_scale = scale
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Copies of both residuals by parameter name, in unscaled units of the gradient.
 
-        Under ``shrink``, the layers that carry less than their share.
+        They are in host memory, so that ranks may go on from them on other devices. Under
+        ``shrink``, the layers that carry less than their share.
         """
         out: dict[str, dict[str, Any]] = {WORKER: {}, OWNER: {}, SHRINK: dict(self._shrink)}
         for (kind, name), residual in self._kept.items():
-            out[kind][name] = residual / self._loss_scale
+            out[kind][name] = residual.cpu() / self._loss_scale
         return out
 
     def load_state_dict(
@@ -182,7 +194,7 @@ class ResidualStore:
                 if sizes.get((kind, name)) != residual.numel():
                     raise ValueError(f"residual {name}: {residual.numel()} elements do not fit")
                 kept = residual.detach().to("cpu", self._dtype, copy=True).flatten()
-                loaded[kind, name] = kept.mul_(self._loss_scale)
+                loaded[kind, name] = kept.mul_(self._loss_scale).to(self._device)
         shrink = {str(name): float(factor) for name, factor in state[SHRINK].items()}
         self.clear()
         self._kept.update(loaded)  # in place: branches share both

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,20 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .codec import Feedback, Feedbacks, Values
 from .layout import Place
 
 _STARTS_KEPT = 4096  # layers times bits tables; 4 bytes a rank each
 _WIDEST = 8  # bytes of codes that a thread can use at once
+_WORDS = 4  # results of a layer: two, in a row of 16 bytes, so that all have one alignment
 
 
 class TritonCodec:
     """Fused kernels for messages, gradients and residuals that lie on one device.
 
     Gradients and results may be fp32, bf16 or fp16; residuals are fp32. On the CPU it runs where
-    ``TRITON_INTERPRET=1`` was set before triton was imported, for tests. `encode` and `reduce`
-    wait for the device once, to read two words; `decode` and `decode_add` never wait, but for the
-    first call for a layer, which copies its slots to the device. All start on the current stream,
-    and calls must not overlap: one thread, one stream.
+    ``TRITON_INTERPRET=1`` was set before triton was imported, for tests. To encode or reduce any
+    number of layers it waits for the device once, to read two words of each; `decode` and
+    `decode_add` never wait, but for the first call for a layer, which copies its slots to the
+    device. All start on the current stream, and calls must not overlap: one thread, one stream.
 
     Args:
         world: ranks.
@@ -34,6 +37,8 @@ class TritonCodec:
         ImportError: triton is not there.
         ValueError: another block size.
     """
+
+    narrow = True
 
     def __init__(self, *, world: int, rank: int, block: int) -> None:
         from . import triton_kernels
@@ -58,27 +63,49 @@ class TritonCodec:
         stride: int,
     ) -> int | None:
         """See `Codec.encode`; where the result is None, what ``fresh`` holds means nothing."""
-        words = self.start_encode(place, gradient, residual, gain, fresh, message, stride)
-        worst, any_value = words.tolist()  # waits for the device
-        if residual is None:
-            return worst or None
-        if not any_value:  # the residual went into the message, where it must not be
-            self.start_encode(place, gradient, None, gain, None, message, stride)
-            return None
-        return int(worst)
+        own = Feedback(residual=residual, gain=gain, fresh=fresh)
+        return self.encode_all((place,), lambda _: gradient, lambda _: own, message, stride)[0]
 
-    def start_encode(
+    def encode_all(
+        self,
+        places: Sequence[Place],
+        gradient: Values,
+        feedback: Feedbacks,
+        message: Tensor,
+        stride: int,
+    ) -> list[int | None]:
+        """See `Codec.encode_all`."""
+        words = self._cleared(message.device, len(places))
+        carried = []
+        for place, row in zip(places, words, strict=True):
+            own = feedback(place)
+            carried.append(own.residual is not None)
+            self._start_encode(place, gradient(place), own, message, stride, row)
+        found: list[int | None] = []
+        for place, carries, (worst, any_value, *_) in zip(
+            places,
+            carried,
+            words.tolist(),
+            strict=True,  # waits for the device
+        ):
+            held = not (any_value if carries else worst)
+            if held and carries:  # the residual went into the message, where it must not be
+                none = Feedback(residual=None, gain=0.0, fresh=None)
+                self._start_encode(place, gradient(place), none, message, stride, words[0])
+            found.append(None if held else worst)
+        return found
+
+    def _start_encode(
         self,
         place: Place,
         gradient: Tensor,
-        residual: Tensor | None,
-        gain: float,
-        fresh: Tensor | None,
+        own: Feedback,
         message: Tensor,
         stride: int,
-    ) -> Tensor:
-        """Start the kernel; two words that it will have filled (see `triton_kernels.encode`)."""
-        words = self._cleared(message.device)
+        words: Tensor,
+    ) -> None:
+        """Start the kernel, which fills two words (see `triton_kernels.encode`)."""
+        residual, fresh = own.residual, own.fresh
         starts = self._on_device(place, message.device)
         grid, shape = self._shape(place.bits, place.blocks, 4)
         unit = math.gcd(stride, place.code_offset, _WIDEST)
@@ -86,10 +113,9 @@ class TritonCodec:
             self._kernels.encode[grid](
                 gradient, _or(residual, starts), _or(fresh, starts), message, starts, words,
                 place.elements, place.blocks, stride // unit, place.code_offset // unit,
-                place.scale_offset, place.base, float(gain), WORLD=self.world, UNIT=unit,
+                place.scale_offset, place.base, float(own.gain), WORLD=self.world, UNIT=unit,
                 CARRY=residual is not None, KEEP=fresh is not None, **shape,
             )  # fmt: skip
-        return words
 
     def reduce(
         self,
@@ -103,35 +129,48 @@ class TritonCodec:
         lead: int,
     ) -> int:
         """See `Codec.reduce`."""
-        if place.owned[self.rank] == 0:
-            return 0
-        words = self.start_reduce(place, received, stride, residual, gain, fresh, share, lead)
-        return int(words[0])  # waits for the device
+        own = Feedback(residual=residual, gain=gain, fresh=fresh)
+        return self.reduce_all((place,), received, stride, lambda _: own, share, lead)
 
-    def start_reduce(
+    def reduce_all(
+        self,
+        places: Sequence[Place],
+        received: Tensor,
+        stride: int,
+        feedback: Feedbacks,
+        share: Tensor,
+        lead: int,
+    ) -> int:
+        """See `Codec.reduce_all`."""
+        words = self._cleared(share.device, len(places))
+        for place, row in zip(places, words, strict=True):
+            own = feedback(place)
+            if place.owned[self.rank]:
+                self._start_reduce(place, received, stride, own, share, lead, row)
+        return max((worst for worst, *_ in words.tolist()), default=0)  # waits for the device
+
+    def _start_reduce(
         self,
         place: Place,
         received: Tensor,
         stride: int,
-        residual: Tensor | None,
-        gain: float,
-        fresh: Tensor | None,
+        own: Feedback,
         share: Tensor,
         lead: int,
-    ) -> Tensor:
-        """Start the kernel; the first of two words will be the result of `reduce`."""
+        words: Tensor,
+    ) -> None:
+        """Start the kernel, which fills the first of two words with the result of `reduce`."""
+        residual, fresh = own.residual, own.fresh
         first, count = int(place.starts[self.rank]), int(place.owned[self.rank])
-        words = self._cleared(share.device)
         grid, shape = self._shape(place.bits, count, 4)
         unit = math.gcd(stride, place.code_offset, lead, _WIDEST)
         with _current(share):
             self._kernels.reduce[grid](
                 received, _or(residual, words), _or(fresh, words), share, words, count, first,
                 stride // unit, place.code_offset // unit, place.scale_offset, lead // unit,
-                float(gain), float(np.float32(1.0) / np.float32(self.world)), WORLD=self.world,
+                float(own.gain), float(np.float32(1.0) / np.float32(self.world)), WORLD=self.world,
                 UNIT=unit, CARRY=residual is not None, KEEP=fresh is not None, **shape,
             )  # fmt: skip
-        return words
 
     def decode(self, place: Place, gathered: Tensor, stride: int, lead: int, out: Tensor) -> None:
         """See `Codec.decode`; ``out`` may also be bf16 or fp16."""
@@ -169,12 +208,13 @@ class TritonCodec:
         }
         return (-(-blocks // rows),), shape
 
-    def _cleared(self, device: torch.device) -> Tensor:
-        """Two zeroed words for the results of a kernel."""
+    def _cleared(self, device: torch.device, layers: int) -> Tensor:
+        """Zeroed words for the results of a kernel for each of some layers."""
         words = self._words.get(device)
-        if words is None:
-            words = self._words[device] = torch.zeros(2, dtype=torch.int32, device=device)
-        return words.zero_()
+        if words is None or len(words) < layers:
+            words = torch.zeros((layers, _WORDS), dtype=torch.int32, device=device)
+            self._words[device] = words
+        return words[:layers].zero_()
 
     def _on_device(self, place: Place, device: torch.device) -> Tensor:
         """The first slots of a layer in each share, copied to the device once."""

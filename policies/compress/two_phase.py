@@ -8,7 +8,6 @@ same messages as bf16, still summed in fp32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,15 +16,18 @@ from torch import Tensor
 
 from .bucket import Bucket, Outcome
 from .channel import Channel
-from .codec import Codec, TorchCodec
+from .codec import Codec, Feedback, TorchCodec
+from .device import Gradients
 from .header import Header, judge
-from .layout import LayerTable, Layout
+from .layout import LayerTable, Layout, Place
 from .quantise import OVERFLOW_BITS
 from .residual import OWNER, WORKER, ResidualStore
-from .wire import BF16_BYTES, HEADER_BYTES
+from .wire import BF16_BYTES
 from .workspace import Workspace
 
 _LAYOUTS_KEPT = 512  # buckets times bits tables; older ones are computed again
+_ALIGNED = 8  # bytes
+_HOST = Gradients()
 
 
 class TwoPhase:
@@ -37,6 +39,7 @@ class TwoPhase:
         codec: back-end.
         store: residuals.
         workspace: buffers.
+        gradients: what is known of them, to compile what they will need.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class TwoPhase:
         codec: Codec,
         store: ResidualStore,
         workspace: Workspace,
+        gradients: Gradients = _HOST,
     ) -> None:
+        self._gradients = gradients
         self._channel = channel
         self._codec = codec
         self._reference = TorchCodec(world=table.world, rank=channel.rank, block=table.block)
@@ -59,21 +64,34 @@ class TwoPhase:
 
     def warm_up(self) -> None:
         """Compile the kernels now: no rank should wait for it in the first compressed step."""
-        layout = LayerTable(
-            names=("",),
-            elements=(self.table.block,),
-            world=self.table.world,
-            block=self.table.block,
-            dense_below=0,
-        ).layout((0,), (4,))
-        place, stride = layout.places[0], layout.payload
-        values = torch.ones(self.table.block)
-        shares = torch.zeros(layout.world * stride, dtype=torch.uint8)
-        share = torch.zeros(stride, dtype=torch.uint8)
-        fresh = torch.zeros(int(place.owned[self._channel.rank]) * layout.block)
-        for gradient in (values, torch.zeros_like(values)):
-            self._codec.encode(place, gradient, None, 1.0, values.clone(), shares, stride)
-        self._codec.reduce(place, shares, stride, None, 1.0, fresh, share, 0)
+        world, block = self.table.world, self.table.block
+        table = LayerTable(
+            names=("",), elements=(world * block,), world=world, block=block, dense_below=0
+        )
+        # The kernels of an accelerator differ by how messages and types are aligned.
+        distances = (0,) if self._gradients.on is None else (0, 2, 4)
+        for bits in self._gradients.bits:
+            layout = table.layout((0,), (bits,))
+            aligned = -(-layout.payload // _ALIGNED) * _ALIGNED
+            for dtype in self._gradients.dtypes:
+                values = torch.ones(world * block, dtype=dtype, device=self._gradients.memory)
+                for distance in distances:
+                    self._try(layout.places[0], values, aligned + distance)
+
+    def _try(self, place: Place, values: Tensor, stride: int) -> None:
+        """Call each kernel once in each form that the store asks for."""
+        values = values if self._codec.narrow else values.float()
+        world, share = self.table.world, values.new_zeros(stride, dtype=torch.uint8)
+        shares = values.new_zeros(world * stride, dtype=torch.uint8)
+        worker, owner = values.float(), values[: self.table.block].float()
+        forms = [(False, False)]
+        if self._store.enabled:
+            forms += [(False, True), (True, True)]
+        for carry, keep in forms:
+            left, new = (worker if carry else None), (worker.clone() if keep else None)
+            self._codec.encode(place, values, left, 1.0, new, shares, stride)
+            left, new = (owner if carry else None), (owner.clone() if keep else None)
+            self._codec.reduce(place, shares, stride, left, 1.0, new, share, 0)
         self._codec.decode(place, shares, stride, 0, values)
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
@@ -93,30 +111,37 @@ class TwoPhase:
     def prepare(self, bucket: Bucket) -> bool:
         """Quantise this rank's gradients; False if one of them is not finite."""
         layout = self._need_layout()
-        world, stride = layout.world, layout.payload
+        world, stride, lead = layout.world, layout.payload, self._channel.lead
         message = self._space.get("shares", world * stride, torch.uint8)
         self._space.get("received", world * stride, torch.uint8)  # memory is short here or never
-        self._space.get("share", HEADER_BYTES + stride, torch.uint8)
-        self._space.get("gathered", world * (HEADER_BYTES + stride), torch.uint8)
-        worst = 0
-        for place in layout.places:
-            gradient = self._fp32(bucket.buffer[place.offset : place.offset + place.elements])
-            residual = self._store.get(WORKER, place.name)
-            fresh = None
-            if self._store.enabled:
-                fresh = self._store.fresh(place.blocks * layout.block)
-            largest = self._codec.encode(
-                place, gradient, residual, self._store.gain(place.name), fresh, message, stride
-            )
-            if largest is None:
-                if fresh is not None:
-                    self._store.recycle(fresh)
-                continue
-            if fresh is not None:
+        self._space.get("share", lead + stride, torch.uint8)
+        self._space.get("gathered", world * (lead + stride), torch.uint8)
+        made: list[Tensor | None] = []
+
+        def gradient(place: Place) -> Tensor:
+            return self._values(bucket.buffer[place.offset : place.offset + place.elements])
+
+        def feedback(place: Place) -> Feedback:
+            own = self._feedback(WORKER, place, place.blocks)
+            made.append(own.fresh)
+            return own
+
+        largest = self._codec.encode_all(layout.places, gradient, feedback, message, stride)
+        for place, found, fresh in zip(layout.places, largest, made, strict=True):
+            if fresh is not None and found is None:
+                self._store.recycle(fresh)
+            elif fresh is not None:
                 self._store.stage(WORKER, place.name, fresh)
-            worst = max(worst, largest)
-        finite = worst < OVERFLOW_BITS
+        finite = max((found or 0 for found in largest), default=0) < OVERFLOW_BITS
         return self._prepare_dense(bucket, layout, message) and finite
+
+    def _feedback(self, kind: str, place: Place, count: int) -> Feedback:
+        """What a layer has as residual, and room for the new one of ``count`` blocks."""
+        return Feedback(
+            residual=self._store.get(kind, place.name),
+            gain=self._store.gain(place.name),
+            fresh=self._store.fresh(count * self.table.block) if self._store.enabled else None,
+        )
 
     def transfer(
         self,
@@ -141,7 +166,7 @@ class TwoPhase:
         received = self._space.get("received", world * stride, torch.uint8)
         shares = self._space.get("shares", world * stride, torch.uint8)
         self._channel.all_to_all(received, shares)
-        share = self._space.get("share", HEADER_BYTES + stride, torch.uint8)
+        share = self._space.get("share", self._channel.lead + stride, torch.uint8)
         try:
             finite = self._reduce(layout, received, share) and finite
         except Exception as caught:  # the others must hear of it before anything else happens
@@ -163,8 +188,9 @@ class TwoPhase:
             raise RuntimeError("digest() lays the bucket out and comes first")
         return self._layout
 
-    def _fp32(self, values: Tensor) -> Tensor:
-        if values.dtype == torch.float32:
+    def _values(self, values: Tensor) -> Tensor:
+        """In a type that the codec takes."""
+        if values.dtype == torch.float32 or self._codec.narrow:
             return values
         converted = self._space.get("fp32", values.numel(), torch.float32)
         return converted.copy_(values)
@@ -196,32 +222,24 @@ class TwoPhase:
             index = self.table.names.index(name)
             block, world = self.table.block, self.table.world
             first = (self._channel.rank - self.table.bases[index]) % world
-            rows = torch.arange(owner.numel()) // block * world + first
-            where = rows * block + torch.arange(owner.numel()) % block
+            element = torch.arange(owner.numel(), device=owner.device)
+            where = (element // block * world + first) * block + element % block
             inside = where < gradient.numel()
             gradient[where[inside]] += owner[inside] * (self._store.gain(name) * world)
         return True
 
     def _reduce(self, layout: Layout, received: Tensor, share: Tensor) -> bool:
-        worst = 0
-        for place in layout.places:
-            residual = self._store.get(OWNER, place.name)
-            fresh = None
-            if self._store.enabled:
-                fresh = self._store.fresh(int(place.owned[self._channel.rank]) * layout.block)
-            largest = self._codec.reduce(
-                place,
-                received,
-                layout.payload,
-                residual,
-                self._store.gain(place.name),
-                fresh,
-                share,
-                HEADER_BYTES,
-            )
-            if fresh is not None:
-                self._store.stage(OWNER, place.name, fresh)
-            worst = max(worst, largest)
+        lead = self._channel.lead
+
+        def feedback(place: Place) -> Feedback:
+            own = self._feedback(OWNER, place, int(place.owned[self._channel.rank]))
+            if own.fresh is not None:
+                self._store.stage(OWNER, place.name, own.fresh)
+            return own
+
+        worst = self._codec.reduce_all(
+            layout.places, received, layout.payload, feedback, share, lead
+        )
         finite = worst < OVERFLOW_BITS
         if layout.dense_share:
             parts = self._dense_view(received, layout.payload, 0, layout)
@@ -229,24 +247,25 @@ class TwoPhase:
             for rank in range(layout.world):
                 total += parts[rank]
             total *= 1.0 / layout.world
-            mine = self._dense_view(share, share.numel(), HEADER_BYTES, layout)[0]
+            mine = self._dense_view(share, share.numel(), lead, layout)[0]
             mine.copy_(total)
             finite = is_finite(mine) and finite
         return finite
 
     def _decode(self, codec: Codec, layout: Layout, gathered: Tensor, bucket: Bucket) -> None:
-        stride = HEADER_BYTES + layout.payload
+        lead = self._channel.lead
+        stride = lead + layout.payload
         for place in layout.places:
             target = bucket.buffer[place.offset : place.offset + place.elements]
-            if target.dtype == torch.float32:
-                codec.decode(place, gathered, stride, HEADER_BYTES, target)
+            if target.dtype == torch.float32 or codec.narrow:
+                codec.decode(place, gathered, stride, lead, target)
             else:
                 values = self._space.get("fp32", place.elements, torch.float32)
-                codec.decode(place, gathered, stride, HEADER_BYTES, values)
+                codec.decode(place, gathered, stride, lead, values)
                 target.copy_(values)
         if layout.dense_share:
             section = self._space.get("dense", layout.world * layout.dense_share, torch.float32)
-            parts = self._dense_view(gathered, stride, HEADER_BYTES, layout)
+            parts = self._dense_view(gathered, stride, lead, layout)
             section.view(layout.world, layout.dense_share).copy_(parts)
             for part in layout.dense:
                 stretch = section[part.start : part.start + part.elements]
@@ -261,5 +280,5 @@ class TwoPhase:
 
 def is_finite(values: Tensor) -> bool:
     """Whether all values are finite; minimum and maximum carry a NaN."""
-    low, high = torch.aminmax(values)
-    return math.isfinite(float(low)) and math.isfinite(float(high))
+    extremes = torch.stack(torch.aminmax(values))
+    return bool(torch.isfinite(extremes).all())  # one wait, where it is on an accelerator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from xtune.policies.compress.residual import OWNER, STEP_DOWN, WORKER, ResidualStore
@@ -70,3 +71,34 @@ def test_a_residual_that_outgrows_its_gradient_is_carried_less_until_it_does_not
 def test_shares_by_layer() -> None:
     store = ResidualStore(decay={"a": 0.25, "b": 1.0}, enabled=True)
     assert (store.gain("a"), store.gain("b")) == (0.25, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_residuals_stay_on_their_device_and_are_saved_off_it(dtype: torch.dtype) -> None:
+    meta = torch.device("meta")  # one without memory or values
+    store = ResidualStore(decay=1.0, enabled=True, dtype=dtype, device=meta)
+    for _ in range(2):
+        put(store, torch.ones(8, device=meta))
+    got = store.get(WORKER, "w")
+    assert got is not None
+    assert (got.device, got.dtype) == (meta, torch.float32)
+    assert store.fresh(8).device == store.branch().fresh(8).device == meta
+
+    saved = ResidualStore(decay=1.0, enabled=True, dtype=dtype)
+    put(saved, torch.ones(8))
+    store.load_state_dict(saved.state_dict(), {(WORKER, "w"): 8})
+    got = store.get(WORKER, "w")
+    assert got is not None
+    assert got.device == meta
+    assert saved.state_dict()[WORKER]["w"].device.type == "cpu"
+
+
+def test_lanes_share_residuals_and_no_buffer() -> None:
+    store = ResidualStore(decay=1.0, enabled=True)
+    other = store.branch()
+    put(store, torch.ones(8))
+    assert other.get(WORKER, "w") is store.get(WORKER, "w")
+    free = torch.empty(8)
+    store.recycle(free)
+    assert other.fresh(8).data_ptr() != free.data_ptr()
+    assert store.fresh(8).data_ptr() == free.data_ptr()

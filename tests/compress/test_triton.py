@@ -1,18 +1,12 @@
 """The Triton kernels in Triton's interpreter, on CPU tensors: the bits of the reference.
 
-The checks run in processes that chose the interpreter before anything imported triton.
+The checks run in processes of their own; see :mod:`.interpreter`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +25,8 @@ from xtune.policies.compress.residual import ResidualStore
 from xtune.policies.compress.two_phase import TwoPhase
 from xtune.policies.compress.workspace import Workspace
 
-from .ranks import LIMIT_S, join, run
+from .interpreter import Interpreters
+from .ranks import run
 
 pytestmark = [
     pytest.mark.skipif(
@@ -50,50 +45,6 @@ def _triton(*, world: int, rank: int, block: int) -> Any:
     from xtune.policies.compress.triton_codec import TritonCodec
 
     return TritonCodec(world=world, rank=rank, block=block)
-
-
-class Interpreters:
-    """Two processes that interpret Triton's kernels."""
-
-    def __init__(self, processes: ProcessPoolExecutor) -> None:
-        self._processes = processes
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._processes.submit(function, *args).result(LIMIT_S)
-
-    def ranks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """As `run` with two ranks."""
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            waiting = [
-                self._processes.submit(_on_rank, rank, 2, store, function, args)
-                for rank in range(2)
-            ]
-            return [one.result(LIMIT_S) for one in waiting]
-
-
-def _on_rank(
-    rank: int, world: int, store: str, function: Callable[..., Any], args: tuple[Any, ...]
-) -> Any:
-    join(rank, world, store)
-    try:
-        return function(rank, world, *args)
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def interpreters() -> Iterator[Interpreters]:
-    context = multiprocessing.get_context("spawn")  # what is forked here has triton already
-    with ProcessPoolExecutor(2, mp_context=context, initializer=_interpret) as processes:
-        yield Interpreters(processes)
-
-
-def _interpret() -> None:
-    if "triton" in sys.modules:
-        raise RuntimeError("triton was imported before it could be told to interpret")
-    os.environ["TRITON_INTERPRET"] = "1"
-    torch.set_num_threads(1)
 
 
 def _layout(world: int, bits: tuple[int, ...], block: int = BLOCK) -> Layout:
