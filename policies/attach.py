@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .bus import Bus
 from .compress.channel import Channel, gather_into
+from .compress.device import ON_CPU, ON_DEVICE, REASONS, Gradients
 from .compress.exchange import Exchange
 from .compress.header import SCHEMA
 from .compress.hierarchy import Node
@@ -161,16 +162,29 @@ def attach(
     timeout = _timeout(found.group)
     group = _group(ranks, timeout)
     shape = zlib.crc32(repr(found.nodes).encode())
-    if len({tuple(word) for word in _gather(group, [shape])}) > 1:
+    word = [shape, _obstacle(found, options), _lanes(found, options)]
+    shapes, obstacles, lanes = zip(*_gather(group, word), strict=True)
+    if len(set(shapes)) > 1:
         if dist.get_rank(group) == 0:
             _LOG.warning("xtune: off on every rank: the ranks differ in mesh")
         found.leave(None)
         return Handle(options.bus, None, reason="the ranks differ in mesh", clock=clock)
-    groups = [group] + [_group(ranks, timeout) for _ in range(1, found.lanes)]
-    nodes = [_node(found.nodes, ranks, timeout, clock) for _ in groups]
+    gradients = _gradients(found, options, max(obstacles), say=dist.get_rank(group) == 0)
+    count = found.lanes if gradients.on is None else min(lanes)
+    groups = [group] + [_group(ranks, timeout) for _ in range(1, count)]
+    nodes = [_node(found.nodes, ranks, timeout, clock, gradients) for _ in groups]
     node = nodes[0]
     per_node = node.inside.world if node else 1
-    channels = [Channel(each, clock=clock, per_node=per_node) for each in groups]
+    channels = [
+        Channel(
+            each,
+            clock=clock,
+            per_node=per_node,
+            payload=_payload(ranks, timeout, gradients),
+        )
+        for each in groups
+    ]
+    _connect(channels, nodes, gradients)
     engine, problem = None, None
     mode = environ.get("XTUNE_POLICY", "on") or "on"
     word = [SCHEMA, MODES.index(mode) if mode in MODES else len(MODES), 0, 0, 1]
@@ -178,7 +192,7 @@ def attach(
         if mode not in MODES:
             raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
         if mode != "off":
-            engine = _build(found, channels, nodes, mode, options)
+            engine = _build(found, gradients, channels, nodes, mode, options)
             digest = engine.controller.policy.digest()
             word[2] = int(digest[:_DIGEST_DIGITS], 16)
             word[3] = engine.table.digest()
@@ -226,6 +240,7 @@ def _model(model: object, mesh: DeviceMesh | None) -> Model:
 
 def _build(
     model: Model,
+    gradients: Gradients,
     channels: Sequence[Channel],
     nodes: Sequence[Node | None],
     mode: str,
@@ -253,6 +268,7 @@ def _build(
         enabled=compression.error_feedback,
         dtype=DTYPES[compression.residual_dtype],
         limit=compression.residual_limit,
+        device=gradients.on,
     )
     stores = [store] + [store.branch() for _ in channels[1:]]
     exchanges = [
@@ -286,11 +302,53 @@ def _build(
     )
 
 
+def _obstacle(found: Model, options: _Options) -> int:
+    """Why this rank's gradients go through host memory, as a number that ranks compare."""
+    if not isinstance(found, ReplicatedModel) or options.environ.get("XTUNE_POLICY") == "off":
+        return ON_CPU
+    try:
+        compression = _policy(options.policy).compression
+    except Exception:  # said where the policy is read to be used
+        return ON_CPU
+    return found.obstacle(compression)
+
+
+def _gradients(found: Model, options: _Options, worst: int, *, say: bool) -> Gradients:
+    """Where all ranks reduce, by the largest of their numbers."""
+    if worst in REASONS and say:
+        _LOG.warning("xtune: gradients are compressed in host memory: %s", REASONS[worst])
+    if worst == ON_DEVICE and isinstance(found, ReplicatedModel):
+        found.keep_on_device(_policy(options.policy).compression)
+        return found.gradients
+    return Gradients()
+
+
+def _lanes(found: Model, options: _Options) -> int:
+    """Exchanges that this rank may run side by side on an accelerator.
+
+    Where all its streams share one queue, what stands in there behind one lane's collective would
+    hold up the other lane's, and ranks need not start them in one order.
+    """
+    return 1 if options.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1" else found.lanes
+
+
+def _connect(
+    channels: Sequence[Channel], nodes: Sequence[Node | None], gradients: Gradients
+) -> None:
+    """Open all connections for payload on an accelerator, in one order on every rank."""
+    if gradients.on is None:
+        return
+    for channel, node in zip(channels, nodes, strict=True):
+        for each in [channel] if node is None else [channel, node.inside, node.across]:
+            each.connect(gradients.on)
+
+
 def _node(
     nodes: tuple[tuple[int, ...], ...] | None,
     ranks: Sequence[int],
     timeout: timedelta | None,
     clock: Callable[[], float],
+    gradients: Gradients,
 ) -> Node | None:
     """Where this rank stands among the nodes, with groups of its own."""
     if nodes is None:
@@ -298,16 +356,28 @@ def _node(
     mine = ranks.index(dist.get_rank())
     row = next(row for row in nodes if mine in row)
     column = [other[row.index(mine)] for other in nodes]
-    inside, across = (_group([ranks[i] for i in part], timeout) for part in (row, column))
-    return Node(
-        inside=Channel(inside, clock=clock), across=Channel(across, clock=clock), ranks=nodes
-    )
+
+    def channel(part: Sequence[int]) -> Channel:
+        members = [ranks[i] for i in part]
+        payload = _payload(members, timeout, gradients)
+        return Channel(_group(members, timeout), clock=clock, payload=payload)
+
+    return Node(inside=channel(row), across=channel(column), ranks=nodes)
 
 
-def _group(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    """A gloo group of our own, in the order of ``ranks``."""
+def _payload(
+    ranks: Sequence[int], timeout: timedelta | None, gradients: Gradients
+) -> dist.ProcessGroup | None:
+    """A group for payload that does not go over gloo with the rest."""
+    return None if gradients.backend is None else _group(ranks, timeout, gradients.backend)
+
+
+def _group(
+    ranks: Sequence[int], timeout: timedelta | None, backend: str = "gloo"
+) -> dist.ProcessGroup:
+    """A group of our own, in the order of ``ranks``."""
     group = dist.new_group(
-        list(ranks), backend="gloo", timeout=timeout, use_local_synchronization=True
+        list(ranks), backend=backend, timeout=timeout, use_local_synchronization=True
     )
     assert isinstance(group, dist.ProcessGroup)
     return group

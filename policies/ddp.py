@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from .compress.channel import Channel
+from .compress.device import COMPRESSIBLE, Gradients, obstacle
 from .compress.exchange import Exchange
 from .compress.hierarchy import Node
 from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.residual import ResidualStore
+from .compress.wire import DENSE_BITS
 from .hook import GradientHook, reduce_bucket
 from .plan import Plan
 from .spec import Compression
@@ -29,6 +32,8 @@ class ReplicatedModel:
         group: torch's, of these ranks.
         lanes: exchanges that run side by side.
         nodes: ranks of each node by their place in ``ranks``; None where there is one level only.
+        backends: whose collectives carry payload where it is, by type of device.
+        gradients: where they are reduced; set by `keep_on_device`.
 
     Args:
         model: the model, wrapped.
@@ -39,9 +44,11 @@ class ReplicatedModel:
     """
 
     lanes = 2  # one bucket is encoded while another is on the wire
+    backends: ClassVar[Mapping[str, str]] = {"cuda": "nccl"}
 
     def __init__(self, model: DistributedDataParallel, mesh: DeviceMesh | None) -> None:
         self._model = model
+        self.gradients = Gradients()
         self.group: dist.ProcessGroup = model.process_group
         self.ranks = dist.get_process_group_ranks(self.group)
         self.nodes: tuple[tuple[int, ...], ...] | None = None
@@ -70,6 +77,25 @@ class ReplicatedModel:
             (name, parameter.numel() * (2 if parameter.is_complex() else 1))
             for name, parameter in self._trained()
         ]
+
+    def obstacle(self, compression: Compression) -> int:
+        """Why gradients must go through host memory, as a number; see :mod:`.compress.device`."""
+        devices = [parameter.device for _, parameter in self._trained()]
+        backend = self.backends.get(devices[0].type) if devices else None
+        selects = compression.mode == "drop" or any(r.keep_share < 1 for r in compression.ladder)
+        return obstacle(devices, self.group, backend, block=compression.block, selects=selects)
+
+    def keep_on_device(self, compression: Compression) -> None:
+        """Reduce gradients where they are, which all ranks can."""
+        trained = [parameter for _, parameter in self._trained()]
+        device: torch.device = trained[0].device
+        bits = {b for rung in compression.ladder for b in (rung.bits_input, rung.bits_head)}
+        self.gradients = Gradients(
+            on=device,
+            backend=self.backends[device.type],
+            dtypes=tuple(d for d in COMPRESSIBLE if any(p.dtype == d for p in trained)),
+            bits=tuple(sorted(b for b in bits if b < DENSE_BITS)),
+        )
 
     def _trained(self) -> list[tuple[str, Any]]:
         ignored = set(getattr(self._model, "parameters_to_ignore", ()))
@@ -100,6 +126,7 @@ class ReplicatedModel:
             node=node,
             shared_gain=compression.residual_decay_shared,
             seeded=compression.selection == "seeded",
+            gradients=self.gradients,
         )
 
     def hook(
@@ -124,6 +151,7 @@ class ReplicatedModel:
             shadow=shadow,
             loss_scale=loss_scale,
             uneven=uneven,
+            in_place=self.gradients.on is not None,
         )
 
     def install(self, hook: GradientHook, _node: Node | None) -> None:

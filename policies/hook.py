@@ -126,7 +126,7 @@ class LossMail:
 
 
 class Lane:
-    """One exchange with its thread and, where gradients are on an accelerator, its memory.
+    """One exchange with its thread and, where gradients are on an accelerator, its stream.
 
     Args:
         exchange: reduces the buckets of this lane.
@@ -139,7 +139,7 @@ class Lane:
         self._stream: Any = None
 
     def stream(self, device: torch.device) -> Any:
-        """Where copies run beside the backward pass."""
+        """What runs beside the backward pass: copies, or kernels and collectives."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._stream
@@ -164,6 +164,8 @@ class GradientHook:
         loss_scale: current factor of the gradients, from a gradient scaler.
         uneven: whether the model is in DDP's ``join()``, where ranks have different numbers of
             iterations.
+        in_place: the exchange reduces buckets on the accelerator that has them; else they are
+            copied to the host and back.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class GradientHook:
         shadow: bool,
         loss_scale: Callable[[], float] | None = None,
         uneven: Callable[[], bool] = bool,
+        in_place: bool = False,
     ) -> None:
         self.exchange = exchange
         self.plan = plan
@@ -195,6 +198,7 @@ class GradientHook:
         self._shadow = shadow
         self._loss_scale = loss_scale
         self._uneven = uneven
+        self._in_place = in_place
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""
@@ -231,31 +235,41 @@ class GradientHook:
             layers = ()
             self.exchange.broken = "DDP reduces a parameter that the model did not have at attach"
         index: int = bucket.index()
-        step, mode, bits = self.step, self.mode(), self._bits()
-        if buffer.is_cuda:
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
-
         lane = self._lanes[index % len(self._lanes)]
+        step, mode, bits = self.step, self.mode(), self._bits()
+
+        def reduce(values: Tensor) -> None:
+            self._run(lane, Bucket(index=index, layers=layers, buffer=values), step, mode, bits)
+
+        if buffer.is_cuda:
+            return self._beside(lane, buffer, reduce)
 
         def job() -> Tensor:
-            if not buffer.is_cuda:
-                self._run(
-                    lane, Bucket(index=index, layers=layers, buffer=buffer), step, mode, bits
-                )
-                return buffer
-            stream = lane.stream(buffer.device)
+            reduce(buffer)
+            return buffer
+
+        return lane.queue.submit(job)
+
+    def _beside(
+        self, lane: Lane, buffer: Tensor, reduce: Callable[[Tensor], None]
+    ) -> torch.futures.Future[Tensor]:
+        """Queue a bucket that is on an accelerator, on a stream beside the backward pass."""
+        device, ready = buffer.device, torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(device))
+
+        def job() -> Tensor:
+            stream = lane.stream(device)
             stream.wait_event(ready)
+            buffer.record_stream(stream)
+            if self._in_place:
+                reduce(buffer)
+                return buffer
             host = lane.host(buffer)
             host.copy_(buffer, non_blocking=True)
             stream.synchronize()
-            self._run(lane, Bucket(index=index, layers=layers, buffer=host), step, mode, bits)
+            reduce(host)
             buffer.copy_(host, non_blocking=True)
             return buffer
-
-        if not buffer.is_cuda:
-            return lane.queue.submit(job)
-        device = buffer.device
 
         def beside() -> AbstractContextManager[Any]:
             return torch.cuda.stream(lane.stream(device))

@@ -66,6 +66,18 @@ class Channel:
         self._clock = clock
         self._per_node = per_node
 
+    def connect(self, device: torch.device) -> None:
+        """Open the connections for payload on a device now.
+
+        Opened by two lanes at a time, with a collective of each under way, they could wait for
+        each other there.
+        """
+        values = torch.zeros(self.world, device=device)
+        self.all_to_all(torch.zeros_like(values), values)
+        self.all_gather(torch.zeros_like(values), values[:1])
+        self.all_reduce_mean(values)
+        self.reset()
+
     def reset(self) -> None:
         """Start counting anew."""
         self.sent_bytes = 0

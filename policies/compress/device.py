@@ -16,12 +16,11 @@ from torch import Tensor
 
 COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16)
 # Why a rank reduces in host memory, by the number that the ranks compare: the largest holds.
-ON_DEVICE, ON_CPU, SCATTERED, BACKEND, MODE, BLOCK, KERNELS = range(7)
+ON_DEVICE, ON_CPU, SCATTERED, BACKEND, MODE, KERNELS = range(6)
 REASONS = {
     SCATTERED: "the model is on several devices",
     BACKEND: "the model's process group is of another backend than its device's",
     MODE: "the policy drops or selects elements, which runs there",
-    BLOCK: "compression.block is not a power of two of 16 or more",
     KERNELS: "triton is missing or cannot compile for the device",
 }
 
@@ -73,8 +72,6 @@ def obstacle(
         return BACKEND
     if selects:
         return MODE
-    if block < 16 or block & (block - 1):
-        return BLOCK
     return ON_DEVICE if _compiles(devices[0], block) else KERNELS
 
 

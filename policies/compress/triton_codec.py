@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from .codec import Feedback, Feedbacks, Values
 from .layout import Place
 
+_LAUNCH = threading.Lock()
 _STARTS_KEPT = 4096  # layers times bits tables; 4 bytes a rank each
 _WIDEST = 8  # bytes of codes that a thread can use at once
 _WORDS = 4  # results of a layer: two, in a row of 16 bytes, so that all have one alignment
@@ -109,7 +111,7 @@ class TritonCodec:
         starts = self._on_device(place, message.device)
         grid, shape = self._shape(place.bits, place.blocks, 4)
         unit = math.gcd(stride, place.code_offset, _WIDEST)
-        with _current(message):
+        with _launching(message):
             self._kernels.encode[grid](
                 gradient, _or(residual, starts), _or(fresh, starts), message, starts, words,
                 place.elements, place.blocks, stride // unit, place.code_offset // unit,
@@ -164,7 +166,7 @@ class TritonCodec:
         first, count = int(place.starts[self.rank]), int(place.owned[self.rank])
         grid, shape = self._shape(place.bits, count, 4)
         unit = math.gcd(stride, place.code_offset, lead, _WIDEST)
-        with _current(share):
+        with _launching(share):
             self._kernels.reduce[grid](
                 received, _or(residual, words), _or(fresh, words), share, words, count, first,
                 stride // unit, place.code_offset // unit, place.scale_offset, lead // unit,
@@ -189,7 +191,7 @@ class TritonCodec:
         grid, shape = self._shape(place.bits, place.blocks, out.element_size())
         code_offset = lead + place.code_offset
         unit = math.gcd(stride, code_offset, _WIDEST)
-        with _current(gathered):
+        with _launching(gathered):
             self._kernels.decode[grid](
                 gathered, starts, out, place.elements, place.blocks, stride // unit,
                 code_offset // unit, lead + place.scale_offset, place.base,
@@ -233,6 +235,12 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if tensor is None else tensor
 
 
-def _current(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Kernels start on the current device."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+@contextmanager
+def _launching(tensor: Tensor) -> Iterator[None]:
+    """Kernels start on the tensor's device, and one at a time.
+
+    A first launch compiles, and the interpreter keeps its place in the grid: neither is for
+    several threads.
+    """
+    with _LAUNCH, torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
+        yield
