@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from .allocate import WIDTHS
 from .compress.channel import Channel
 from .compress.device import COMPRESSIBLE, Gradients, obstacle
 from .compress.exchange import Exchange
@@ -90,6 +91,8 @@ class ReplicatedModel:
         trained = [parameter for _, parameter in self._trained()]
         device: torch.device = trained[0].device
         bits = {b for rung in compression.ladder for b in (rung.bits_input, rung.bits_head)}
+        if compression.allocation == "norms":
+            bits |= set(WIDTHS)
         self.gradients = Gradients(
             on=device,
             backend=self.backends[device.type],

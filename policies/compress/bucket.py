@@ -19,7 +19,7 @@ class Bucket:
 
     index: int
     layers: tuple[int, ...]  # into the layer table, in the order of the buffer
-    buffer: Tensor  # on the CPU
+    buffer: Tensor  # in host memory, or on the device that the exchange works on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,33 +66,33 @@ class TwoPhase:
     def warm_up(self) -> None:
         """Compile the kernels now: no rank should wait for it in the first compressed step."""
         world, block = self.table.world, self.table.block
-        table = LayerTable(
-            names=("",), elements=(world * block,), world=world, block=block, dense_below=0
-        )
+        table = LayerTable(names=("",), elements=(block,), world=world, block=block, dense_below=0)
         # The kernels of an accelerator differ by how messages and types are aligned.
         distances = (0,) if self._gradients.on is None else (0, 2, 4)
         for bits in self._gradients.bits:
             layout = table.layout((0,), (bits,))
+            # Its one block is summed by one rank, and all of them will need the kernel.
+            place = replace(layout.places[0], owned=np.ones(world, dtype=np.int64))
             aligned = -(-layout.payload // _ALIGNED) * _ALIGNED
             for dtype in self._gradients.dtypes:
-                values = torch.ones(world * block, dtype=dtype, device=self._gradients.memory)
+                values = torch.ones(block, dtype=dtype, device=self._gradients.memory)
                 for distance in distances:
-                    self._try(layout.places[0], values, aligned + distance)
+                    self._try(place, values, aligned + distance)
 
     def _try(self, place: Place, values: Tensor, stride: int) -> None:
         """Call each kernel once in each form that the store asks for."""
         values = values if self._codec.narrow else values.float()
         world, share = self.table.world, values.new_zeros(stride, dtype=torch.uint8)
         shares = values.new_zeros(world * stride, dtype=torch.uint8)
-        worker, owner = values.float(), values[: self.table.block].float()
+        residual = values.float()
         forms = [(False, False)]
         if self._store.enabled:
             forms += [(False, True), (True, True)]
         for carry, keep in forms:
-            left, new = (worker if carry else None), (worker.clone() if keep else None)
+            left, new = (residual if carry else None), (residual.clone() if keep else None)
             self._codec.encode(place, values, left, 1.0, new, shares, stride)
-            left, new = (owner if carry else None), (owner.clone() if keep else None)
-            self._codec.reduce(place, shares, stride, left, 1.0, new, share, 0)
+            if keep == self._store.enabled:
+                self._codec.reduce(place, shares, stride, left, 1.0, new, share, 0)
         self._codec.decode(place, shares, stride, 0, values)
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:

@@ -124,6 +124,57 @@ def test_training_is_the_same_on_both_paths_and_across_a_checkpoint(
             assert (a["in place"], b["in place"]) == (True, False)
 
 
+class Recorder:
+    """A kernel that notes how it is launched.
+
+    Args:
+        kernel: the real one.
+        launches: what the compiler tells apart: types, alignment of pointers, constants.
+    """
+
+    def __init__(self, kernel: Any, launches: set[Any]) -> None:
+        self._kernel = kernel
+        self._launches = launches
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*args: Any, **constants: Any) -> None:
+            kinds = [(a.dtype, a.data_ptr() % 16) if isinstance(a, torch.Tensor) else type(a)
+                     for a in args]  # fmt: skip
+            self._launches.add((id(self._kernel), *kinds, *sorted(constants.items())))
+            self._kernel[grid](*args, **constants)
+
+        return launch
+
+
+def _launched(rank: int, world: int) -> tuple[int, int]:
+    """Kinds of launches in training, and those among them that attaching did not make."""
+    from xtune.policies.compress import triton_kernels
+
+    launches: set[Any] = set()
+    real = {name: getattr(triton_kernels, name) for name in ("encode", "reduce", "decode")}
+    for name, kernel in real.items():
+        setattr(triton_kernels, name, Recorder(kernel, launches))
+    try:
+        model = wrapped(torch.bfloat16)
+        with payload_over({"cpu": "gloo"}):
+            handle = attached(model, policy(compression=SMALL, period=3))
+        before = set(launches)
+        launches.clear()
+        steps = torch.optim.SGD(model.parameters(), lr=0.05)
+        train(model, handle, steps, rank, 0, STEPS)
+    finally:
+        for name, kernel in real.items():
+            setattr(triton_kernels, name, kernel)
+    return len(launches), len(launches - before)
+
+
+@pytest.mark.slow
+def test_training_compiles_nothing_that_attaching_did_not(interpreters: Interpreters) -> None:
+    for in_training, new in interpreters.ranks(_launched):
+        assert in_training >= 5  # encode with and without a residual, reduce so, decode
+        assert new == 0
+
+
 def _shadow(rank: int, world: int) -> tuple[list[float], list[float]]:
     """Weights after training in shadow mode, and without an engine."""
     plain = wrapped(torch.float32)
