@@ -151,8 +151,8 @@ def network_bound(**values: float) -> Calibration:
     """
     scale = 0.3 / BUCKET_S
     c = made(
-        compute_s=0.5, first_bucket_share=0.667, collective_s=0.3, penalty_quantise=1 / 0.0161,
-        early_penalty=0.0,
+        compute_s=0.5, first_bucket_share=0.667, collective_s=0.3, penalty_quantise=1.95 / 0.0161,
+        penalty_carried=0.0, early_penalty=0.0,
     )  # fmt: skip
     size = round(c["collective_bytes"] * scale)
     two = made().buckets[:2]

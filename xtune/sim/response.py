@@ -2,20 +2,24 @@
 
 An iteration under a plan is worth ``1 / (1 + penalty)`` of an uncompressed one. The penalty grows
 with the error power of what is sent, relative to the gradient's own power. The form is fixed
-here; its constants are parameters of the calibration, assumed until a training run of the user's
-has measured them. It lies for bits under 3, for models far from the one it was measured on, and
-where bias adds up over many thousands of iterations.
+here; its constants are parameters of the calibration: what :mod:`.measured` holds, assumed for
+the user's model until a training run of the user's has measured them. It lies for bits under 3,
+for models far from the one it was measured on, and where bias adds up over many thousands of
+iterations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
-from xtune.policies.plan import Plan
+from xtune.policies.compress.wire import DENSE_BITS
+from xtune.policies.plan import Layer, Plan, in_head
 from xtune.policies.spec import Compression
+from xtune.sim import measured
 from xtune.sim.calibration import Calibration, Parameter
 
 REFERENCE_BITS = 4
@@ -40,9 +44,9 @@ def assumed_response() -> tuple[Parameter, ...]:
             "4 bits, with 0.5 nat per e-fold of iterations",
         ),
         (
-            "penalty_feedback", 3.8,
-            f"rise of the quantiser's penalty with the square of the carried share; {_PROTOTYPE}: "
-            "+0.12, +0.22, +0.58 % at shares 0, 0.5, 1",
+            "penalty_carried", 1.14,
+            "penalty per error power added where the whole residual is carried, growing with the "
+            f"square of the share; {_PROTOTYPE}: +0.12, +0.22, +0.58 % at shares 0, 0.5, 1",
         ),
         (
             "penalty_drop", 1.0,
@@ -55,6 +59,11 @@ def assumed_response() -> tuple[Parameter, ...]:
             "+11.6 % at 5 % kept",
         ),
         (
+            "penalty_shared", 0.45,
+            "penalty per square of the gradient power that a shared selection leaves to the "
+            f"residual: that of dropping with a residual; {_PROTOTYPE}",
+        ),
+        (
             "early_penalty", 10.0,
             "how much more compression costs at the very start; measured with a prototype: +2.2 to"
             " +3.2 % from iteration 0, +0.2 % after a warm start",
@@ -64,13 +73,49 @@ def assumed_response() -> tuple[Parameter, ...]:
             "iterations over which that fades by a factor e: the warm start of the prototype",
         ),
     )  # fmt: skip
-    return tuple(
-        Parameter(
+    prototype = {
+        name: Parameter(
             name=name, value=value, unit="iterations" if name == "early_iterations" else "",
             assumed=True, why=why,
         )
         for name, value, why in rows
-    )  # fmt: skip
+    }  # fmt: skip
+    error = prototype["quantiser_error"].value
+    return tuple((prototype | _measured(measured.load(), error)).values())
+
+
+def _measured(document: Mapping[str, Any], error: float) -> dict[str, Parameter]:
+    """What the stored measurement says, in place of the prototype's figures."""
+    found = measured.constants(document, dropped_power)
+    about = document["provenance"]
+    settings = about["settings"]
+    why = (
+        f"measured by make convergence: {about['parameters']} parameters, {settings['world']} "
+        f"ranks, {settings['steps']} iterations after a warm start of {settings['warm']}, "
+        f"{len(about['seeds'])} random seeds"
+    )
+    scales = {
+        "penalty_quantise": ("quantise", 1 / error),
+        "penalty_carried": ("carried", 1 / error),
+        "penalty_drop": ("drop", 1.0),
+        "penalty_shared": ("shared", 1.0),
+    }
+    out = {}
+    for name, (measured_as, scale) in scales.items():
+        if measured_as in found:
+            constant = found[measured_as]
+            out[name] = Parameter(
+                name=name,
+                value=max(0.0, constant.value * scale),
+                low=None if constant.low is None else constant.low * scale,
+                high=None if constant.high is None else constant.high * scale,
+                assumed=True,
+                why=why,
+            )
+    if found.get("drop_residual") and found["drop"].value > 0:
+        share = found["drop_residual"].value / found["drop"].value
+        out["drop_feedback"] = Parameter(name="drop_feedback", value=share, assumed=True, why=why)
+    return out
 
 
 class Response:
@@ -88,6 +133,12 @@ class Response:
         self._calibration = calibration
         self._compression = compression
         self._elements = tuple(elements)
+        last = max(1, len(self._elements) - 1)
+        layers = [
+            Layer(name=str(i), elements=count, depth=i / last)
+            for i, count in enumerate(self._elements)
+        ]
+        self._heads = in_head(layers, compression.head_share)
         self._penalties: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def penalty(self, plan: Plan) -> float:
@@ -111,19 +162,20 @@ class Response:
         if plan.mode in ("drop", "shared"):
             shared = plan.mode == "shared"
             lost = dropped_power(plan.keep_share if shared else compression.drop_keep_share)
+            if shared and compression.error_feedback:
+                return c["penalty_shared"] * lost * lost
             left = c["drop_feedback"] if compression.error_feedback else 1.0
             return c["penalty_drop"] * lost * lost * left
         if plan.mode != "quantise":
             return 0.0
-        total = sum(self._elements)
-        error = sum(
-            n * self._error_power(bits)
-            for n, bits in zip(self._elements, plan.bits, strict=True)
-            if bits < 16
-        )
-        carried = compression.residual_decay if compression.error_feedback else 0.0
-        feedback = 1.0 + c["penalty_feedback"] * carried * carried
-        return c["penalty_quantise"] * (error / total) * feedback
+        penalty = 0.0
+        for count, bits, head in zip(self._elements, plan.bits, self._heads, strict=True):
+            if bits < DENSE_BITS:
+                decay = compression.residual_decay_head if head else compression.residual_decay
+                carried = decay if compression.error_feedback else 0.0
+                per_power = c["penalty_quantise"] + c["penalty_carried"] * carried * carried
+                penalty += count * self._error_power(bits) * per_power
+        return penalty / sum(self._elements)
 
     def _error_power(self, bits: int) -> float:
         """Relative error power of one layer's quantiser.
