@@ -68,7 +68,9 @@ class ShardedModel:
             raise ValueError("the model has no sharded parameter to train")
         sizes = {name: size for group in self._groups for name, size in group.shards.items()}
         named = model.named_parameters()
-        self._layers = [(name, p.numel()) for name, p in named if name in sizes]
+        trained = [(name, p) for name, p in named if name in sizes]
+        self._layers = [(name, p.numel()) for name, p in trained]
+        self._wide = sum(p.dtype == torch.float64 for _, p in trained)
         self._shards = {name: sizes[name] for name, _ in self._layers}
         info = self._groups[0].group.mesh_info
         meshes = [group.group.mesh_info.mesh.mesh for group in self._groups]
@@ -110,6 +112,10 @@ class ShardedModel:
     def layers(self) -> list[tuple[str, int]]:
         """Names of the trained parameters and the elements of each, in model order."""
         return self._layers
+
+    def uncompressed(self) -> int:
+        """Parameters of a type that is never compressed."""
+        return self._wide
 
     def peers(self, _channel: Channel, node: Node | None) -> int:
         """Ranks between which values are quantised."""
@@ -239,7 +245,7 @@ class ScatterHook(GradientHook):
             chunks.copy_(whole, non_blocking=True)
             torch.cuda.current_stream(whole.device).synchronize()
         bucket = Shards(index=index, layers=layers or (), buffer=shard, whole=chunks, **how)
-        self._run(self._lanes[0], bucket, self.step, mode, self._bits())
+        self._run(self._lanes[0], bucket, self.step, mode, self.plan.bits)
         if shard is not output:
             output.copy_(shard, non_blocking=True)
 

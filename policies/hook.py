@@ -21,8 +21,9 @@ from .compress.lanes import Lanes
 from .compress.ordered import OrderedQueue
 from .plan import Plan
 
-# DDP reduces its first iteration in one layout of buckets and rebuilds them for the second; the
-# gradients of these iterations are the least like any other, so they travel in bf16.
+# DDP reduces its first iteration in one layout of buckets, often the whole model in one, and
+# rebuilds them for the second; the gradients of these iterations are the least like any other.
+# They are reduced uncompressed, in place.
 FIRST_STEPS = 2
 _MANY_BACKWARDS = 1000  # without handle.step(): it was forgotten, and nothing is regulated
 _LOG = logging.getLogger("xtune")
@@ -210,17 +211,14 @@ class GradientHook:
         done, self.iteration = self.iteration, Iteration()
         self._backwards = 0
         self._opened = False
+        self.exchange.store.end(finite=done.finite)
         if isinstance(self.exchange, Lanes):
             self.exchange.settle()
         return done
 
     def mode(self) -> str:
         """How this iteration's buckets are reduced."""
-        if self._shadow:
-            return DENSE
-        if self.plan.mode != DENSE and self.step < FIRST_STEPS:
-            return "bf16"
-        return self.plan.mode
+        return DENSE if self._shadow or self.step < FIRST_STEPS else self.plan.mode
 
     def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Queue one bucket; called by DDP in the order of the buckets, in the backward pass."""
@@ -236,7 +234,7 @@ class GradientHook:
             self.exchange.broken = "DDP reduces a parameter that the model did not have at attach"
         index: int = bucket.index()
         lane = self._lanes[index % len(self._lanes)]
-        step, mode, bits = self.step, self.mode(), self._bits()
+        step, mode, bits = self.step, self.mode(), self.plan.bits
 
         def reduce(values: Tensor) -> None:
             self._run(lane, Bucket(index=index, layers=layers, buffer=values), step, mode, bits)
@@ -280,10 +278,6 @@ class GradientHook:
         """A copy of the model, or the model from a file, is not attached."""
         return (Unattached, ())
 
-    def _bits(self) -> tuple[int, ...]:
-        """Bits of every layer in this iteration."""
-        return (16,) * len(self.plan.bits) if self.mode() == "bf16" else self.plan.bits
-
     def _open(self) -> float | None:
         """Before an iteration's first bucket, whichever lane has it: its scale, and the loss."""
         with self._lock:
@@ -297,12 +291,17 @@ class GradientHook:
     def _run(
         self, lane: Lane, bucket: Bucket, step: int, mode: str, bits: tuple[int, ...]
     ) -> None:
+        loss = None
+        try:
+            loss = self._open()
+        except Exception as error:  # the other ranks hear of it in the header
+            lane.exchange.broken = f"the loss scale is unknown: {type(error).__name__}: {error}"
         reduced = lane.exchange.reduce(
             bucket,
             step=step,
             mode=mode,
             bits=bits,
-            loss=self._open(),
+            loss=loss,
             keep_share=self.plan.keep_share,
             measure=self.measure,
         )

@@ -35,6 +35,7 @@ class Drop:
 
     def digest(self, bucket: Bucket) -> int:
         """32 bits that ranks with another bucket or share do not have."""
+        self._space.renew()
         described = repr(("drop", bucket.layers, bucket.buffer.numel(), self._keep_share))
         return zlib.crc32(described.encode())
 

@@ -97,6 +97,7 @@ class Hierarchy(Generic[Inner]):
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout or other nodes lack."""
+        self._space.renew()
         held = sum(self._whole.elements[i] for i in bucket.layers)
         if held != bucket.buffer.numel():
             raise ValueError(f"{bucket.buffer.numel()} values where its layers have {held}")

@@ -3,7 +3,8 @@
 DDP rebuilds its buckets after the first iteration, so nothing here knows of buckets or offsets.
 Two residuals a layer: the worker's (what this rank's own gradient lost) and the owner's (what the
 mean of the blocks that this rank sums lost in the second rounding). An exchange stages new
-residuals and commits them only once every rank is known to have succeeded with finite values.
+residuals and commits them only once every rank is known to have succeeded with finite values;
+what was kept before stays at hand until the iteration ends, for a step that is skipped.
 
 A residual that block quantisation leaves is bounded by itself: no element exceeds half a step of
 its block, 1/14 of the block's largest magnitude at 4 bits and 1/2 at 2 bits. What a selection of
@@ -60,7 +61,9 @@ class ResidualStore:
         self._loss_scale = 1.0
         self._kept: dict[_Key, Tensor] = {}
         self._staged: list[tuple[_Key, Tensor | None]] = []
-        self._spare: dict[int, list[Tensor]] = {}
+        # What was kept when the iteration began, and who has a use for the buffer.
+        self._before: dict[_Key, tuple[Tensor | None, ResidualStore]] = {}
+        self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._wide: dict[str, Tensor] = {}  # fp32 copy of what was asked for last, by kind
         self._shrink: dict[str, float] = {}  # factor on the share carried, by layer
 
@@ -115,10 +118,13 @@ class ResidualStore:
 
     def fresh(self, elements: int) -> Tensor:
         """A buffer for a new residual; its content is undefined."""
+        return self._buffer(elements, torch.float32)
+
+    def _buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
         try:
-            return self._spare[elements].pop()
+            return self._spare[elements, dtype].pop()
         except LookupError:
-            return torch.empty(elements, dtype=torch.float32, device=self._device)
+            return torch.empty(elements, dtype=dtype, device=self._device)
 
     def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
         """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
@@ -126,26 +132,46 @@ class ResidualStore:
 
     def recycle(self, buffer: Tensor) -> None:
         """Give back a buffer that holds nothing."""
-        self._spare.setdefault(buffer.numel(), []).append(buffer)
+        self._spare.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
 
     def commit(self) -> None:
-        """Every rank succeeded: the staged residuals hold."""
+        """Every rank succeeded: the staged residuals hold, unless the iteration ends badly."""
         for key, residual in self._staged:
             old = self._kept.pop(key, None)
             if residual is not None:
-                self._kept[key], residual = self._put_away(residual, old)
-                old = residual
-            if old is not None and old.dtype == torch.float32:
+                self._kept[key] = self._put_away(residual)
+            if key not in self._before:
+                self._before[key] = old, self
+            elif old is not None:
                 self.recycle(old)
         self._staged.clear()
 
-    def _put_away(self, residual: Tensor, old: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is kept of a new residual, and the buffer that is free for another."""
+    def _put_away(self, residual: Tensor) -> Tensor:
+        """What is kept of a new residual."""
         if self._dtype == torch.float32:
-            return residual, old
-        if old is None or old.numel() != residual.numel():
-            old = torch.empty(residual.numel(), dtype=self._dtype, device=residual.device)
-        return old.copy_(residual), residual
+            return residual
+        kept = self._buffer(residual.numel(), self._dtype).copy_(residual)
+        self.recycle(residual)
+        return kept
+
+    def end(self, *, finite: bool) -> None:
+        """The iteration is over.
+
+        Args:
+            finite: whether all its gradients were, on all ranks; if not, the step is skipped, and
+                residuals are what they were before it.
+        """
+        for key, (old, owner) in self._before.items():
+            if finite:
+                if old is not None:
+                    owner.recycle(old)
+                continue
+            new = self._kept.pop(key, None)
+            if new is not None:
+                owner.recycle(new)
+            if old is not None:
+                self._kept[key] = old
+        self._before.clear()
 
     def discard(self) -> None:
         """Some rank failed or was not finite: the residuals stay as they were."""
@@ -160,7 +186,8 @@ class ResidualStore:
             return
         factor = scale / self._loss_scale
         if factor != 1.0:
-            for residual in self._kept.values():
+            before = [old for old, _ in self._before.values() if old is not None]
+            for residual in [*self._kept.values(), *before]:
                 residual.mul_(factor)
                 settle(residual)  # other lanes use it on streams of their own
             self._loss_scale = scale
@@ -168,8 +195,8 @@ class ResidualStore:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Copies of both residuals by parameter name, in unscaled units of the gradient.
 
-        They are in host memory, so that ranks may go on from them on other devices. Under
-        ``shrink``, the layers that carry less than their share.
+        To be called between iterations. They are in host memory, so that ranks may go on from
+        them on other devices. Under ``shrink``, the layers that carry less than their share.
         """
         out: dict[str, dict[str, Any]] = {WORKER: {}, OWNER: {}, SHRINK: dict(self._shrink)}
         for (kind, name), residual in self._kept.items():
@@ -203,5 +230,6 @@ class ResidualStore:
     def clear(self) -> None:
         """Drop all residuals."""
         self.discard()
+        self._before.clear()
         self._kept.clear()
         self._shrink.clear()

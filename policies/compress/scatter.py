@@ -142,6 +142,7 @@ class Scatter:
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the chunks out; 32 bits that ranks with another layout do not have."""
+        self._space.renew()
         key = (bucket.layers, tuple(bits[i] for i in bucket.layers))
         layout = self._layouts.get(key)
         if layout is None:

@@ -56,6 +56,7 @@ class NodeScatter:
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the shard out; 32 bits that ranks with another layout or other nodes lack."""
+        self._space.renew()
         shards = shards_of(bucket)
         check_sizes(shards, self.table, self._node.inside.world)
         values = self._space.get("part", bucket.buffer.numel(), torch.float32)

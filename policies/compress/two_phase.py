@@ -97,6 +97,7 @@ class TwoPhase:
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout do not have."""
+        self._space.renew()
         key = (bucket.layers, tuple(bits[i] for i in bucket.layers))
         layout = self._layouts.get(key)
         if layout is None:

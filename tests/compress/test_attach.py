@@ -110,7 +110,7 @@ def _regulation(rank: int, world: int, folder: str) -> dict[str, Any]:
     out["level"] = handle.signal()["level"]
     metrics = handle.metrics()
     out["bytes"] = metrics["wire_bytes"]
-    # By formula: two first iterations in bf16, then the rung of each; plus two numbers' sets.
+    # By formula: two first iterations uncompressed, then the rung of each; plus two numbers' sets.
     sizes = [p.numel() for p in model.parameters()]
     engine = handle._engine
     assert engine is not None
@@ -119,14 +119,14 @@ def _regulation(rank: int, world: int, folder: str) -> dict[str, Any]:
     total = 0
     for step, rung in enumerate(rungs):
         plan = engine.controller._rungs[rung]
-        bits = (16,) * len(sizes) if step < 2 else plan.bits
-        total += wire.plan_wire_bytes(
-            sizes,
-            bits,
-            world,
-            dense_below=1024,
-            buckets=[list(range(len(sizes)))] if step == 0 else rebuilt,
-        )
+        if step < 2:  # uncompressed
+            buckets = [list(range(len(sizes)))] if step == 0 else rebuilt
+            total += sum(
+                wire.dense_bucket_bytes(sum(sizes[i] for i in bucket), 4, world)
+                for bucket in buckets
+            )
+            continue
+        total += wire.plan_wire_bytes(sizes, plan.bits, world, dense_below=1024, buckets=rebuilt)
     out["formula"] = total + 3 * wire.side_bytes(reports, world)
     out["dense"] = metrics["dense_bytes_bf16"] == sum(
         wire.dense_bytes(sum(sizes[i] for i in bucket), world, 2)
@@ -307,7 +307,7 @@ def _loops(rank: int, world: int) -> dict[str, Any]:
     handle = attached(model, preset("fixed_drop"))
     train(model, handle, optimizer(model), rank, 0, 4)
     drops = sum(wire.drop_wire_bytes(size, 0.35, world) for size in (18528, 37056, 18624))
-    dense = [sum(wire.two_phase_bytes(-(-size // world) * 2, world) for size in sizes)
+    dense = [sum(wire.dense_bucket_bytes(size, 4, world) for size in sizes)
              for sizes in ((74208,), (18528, 37056, 18624))]  # fmt: skip
     out["drop"] = same_everywhere(weights(model)), handle.metrics()["wire_bytes"]
     out["drop formula"] = sum(dense) + 2 * drops

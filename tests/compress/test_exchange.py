@@ -184,6 +184,12 @@ def _accuracy(rank: int, world: int) -> dict[str, Any]:
     bf16, reduced = ours.reduce(gradient(rank, 1), mode="bf16", bits=(16,) * 5)
     out["bf16_bytes"] = reduced.wire_bytes
     out["drained"] = sorted(kept(ours.store))
+    # Half of what all ranks had kept went along, owners' part as well.
+    gap = (bf16.double() - exact(world, 1) - 0.5 * lost).abs()[quantised]
+    sizes = torch.stack([gradient(r, 1).double().abs() for r in range(world)]).sum(0)
+    bound = (sizes + lost.abs())[quantised] * 2.0**-7
+    out["sent along"] = bool((gap <= bound).all())
+    out["owners count"] = bool(((0.5 * owned.abs())[quantised] > 2 * bound).any())
     dense, reduced = ours.reduce(gradient(rank, 2), mode="dense")
     out["dense"] = torch.equal(dense, plain(gradient(rank, 2)))
     out["dense_bytes"] = reduced.wire_bytes
@@ -212,6 +218,8 @@ def test_mean_is_within_the_rounding_bound_and_residuals_hold_the_rest(world: in
         assert rank["balance"]
         assert rank["held"] == 0.0  # an all-zero gradient sends nothing
         assert rank["drained"] == []
+        assert rank["sent along"]
+        assert rank["owners count"]
         share = -(-TOTAL // world) * 2
         assert rank["bf16_bytes"] == 2 * (world - 1) * (32 + share)
         assert rank["dense"]

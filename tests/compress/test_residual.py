@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from xtune.policies.compress.residual import OWNER, STEP_DOWN, WORKER, ResidualStore
+from xtune.policies.compress.workspace import Workspace
 
 
 def put(store: ResidualStore, values: torch.Tensor, name: str = "w") -> None:
@@ -102,3 +103,51 @@ def test_lanes_share_residuals_and_no_buffer() -> None:
     store.recycle(free)
     assert other.fresh(8).data_ptr() != free.data_ptr()
     assert store.fresh(8).data_ptr() == free.data_ptr()
+
+
+def test_a_skipped_step_gives_back_what_was_kept_before_it() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        store = ResidualStore(decay=1.0, enabled=True, dtype=dtype)
+        other = store.branch()
+        put(store, torch.ones(4), "a")
+        store.end(finite=True)
+        put(store, torch.full((4,), 2.0), "a")
+        put(other, torch.full((4,), 3.0), "b")  # there was none before
+        put(store, torch.full((4,), 5.0), "a")  # a second pass of the same iteration
+        store.stage(WORKER, "c", None)
+        store.commit()
+        store.set_loss_scale(2.0)
+        store.end(finite=False)
+        kept = store.state_dict()[WORKER]
+        assert {name: value.tolist() for name, value in kept.items()} == {"a": [1.0] * 4}
+        put(store, torch.full((4,), 7.0), "a")
+        store.end(finite=True)
+        store.end(finite=False)  # nothing is left to give back
+        assert store.state_dict()[WORKER]["a"].tolist() == [3.5] * 4
+
+
+def test_branches_stage_and_widen_apart() -> None:
+    store = ResidualStore(decay=1.0, enabled=True, dtype=torch.bfloat16)
+    other = store.branch()
+    put(store, torch.ones(4), "a")
+    put(store, torch.full((4,), 2.0), "b")
+    mine, theirs = store.get(WORKER, "a"), other.get(WORKER, "b")
+    assert mine is not None and theirs is not None
+    assert (mine.tolist(), theirs.tolist()) == ([1.0] * 4, [2.0] * 4)
+    store.stage(WORKER, "a", store.fresh(4).fill_(3.0))
+    other.stage(WORKER, "b", other.fresh(4).fill_(4.0))
+    other.discard()
+    store.commit()
+    kept = store.state_dict()[WORKER]
+    assert (kept["a"].tolist(), kept["b"].tolist()) == ([3.0] * 4, [2.0] * 4)
+
+
+def test_a_workspace_gives_back_what_one_bucket_needed() -> None:
+    space = Workspace()
+    space.renew()
+    space.get("shares", 1000, torch.uint8)
+    for _ in range(2 * Workspace.PATIENCE):
+        space.renew()
+        first = space.get("shares", 100, torch.uint8)
+        assert first.data_ptr() == space.get("shares", 100, torch.uint8).data_ptr()
+    assert space._buffers["shares", torch.uint8].numel() == 100
