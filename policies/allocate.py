@@ -64,7 +64,8 @@ def allocate_bits(
         current: The table in force, kept where it is nearly as good.
 
     Returns:
-        The table; the prior itself where no other sends fewer bytes within the budget.
+        The table; where the prior is within the budget, it or one that sends fewer bytes. Where
+        even 8 bits err by more than is allowed, 8 bits.
     """
     prior = tuple(prior)
     free = [
@@ -86,7 +87,8 @@ def allocate_bits(
             bits[i] = width
             left -= added
     found = tuple(bits)
-    if left < 0 or (budget <= 1 and _bits(elements, found) >= _bits(elements, prior)):
+    # The prior is within the budget itself, unless that is below its own error.
+    if budget >= 1 and _bits(elements, found) >= _bits(elements, prior):
         found = prior
     if current is None or len(current) != len(found):
         return found

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("xtune")
 MODES = ("off", "shadow", "on")
+_UNFIT = -1  # in place of a mesh
 _DIGEST_DIGITS = 15  # hex digits of the policy's SHA-256 that fit a signed 64-bit integer
 
 
@@ -74,6 +75,9 @@ class Model(Protocol):
 
     def layers(self) -> list[tuple[str, int]]:
         """Names of the trained parameters and the elements of each, in model order."""
+
+    def uncompressed(self) -> int:
+        """Parameters of a type that is never compressed."""
 
     def peers(self, channel: Channel, node: Node | None) -> int:
         """Ranks between which values are quantised."""
@@ -147,7 +151,11 @@ def attach(
         TypeError: ``model`` is neither of both.
         ValueError: ``mesh`` is not the model's, or its sharding is not supported.
     """
-    found = _model(model, mesh)
+    try:
+        found = _model(model, mesh)
+    except ValueError:
+        _tell_unfit(model)
+        raise
     ranks = found.ranks
     options = _Options(
         policy=policy,
@@ -238,6 +246,14 @@ def _model(model: object, mesh: DeviceMesh | None) -> Model:
     raise TypeError(f"attach wants {wanted}, not {type(model).__name__}")
 
 
+def _tell_unfit(model: object) -> None:
+    """Join the other ranks' first comparison with what none of them has, and so turn them off."""
+    if isinstance(model, DistributedDataParallel):
+        found = ReplicatedModel(model, None)
+        if not found.alone:
+            _gather(_group(found.ranks, _timeout(found.group)), [_UNFIT, 0, 0])
+
+
 def _build(
     model: Model,
     gradients: Gradients,
@@ -287,6 +303,8 @@ def _build(
         return Controller(policy, layers, peers, log, bus=options.bus)
 
     running = controller()
+    if channels[0].rank == 0:
+        _say_what_is_left_out(running, model)
     hook = model.hook(
         exchange, running.begin(0), shadow=mode == "shadow", loss_scale=options.loss_scale
     )
@@ -300,6 +318,19 @@ def _build(
         mode=mode,
         link_gbps=options.link_gbps,
     )
+
+
+def _say_what_is_left_out(controller: Controller, model: Model) -> None:
+    useless = controller.useless_rungs()
+    if useless:
+        _LOG.warning(
+            "xtune: for these layers and ranks, rung %s would send no less than bf16, which is "
+            "sent instead",
+            ", ".join(useless),
+        )
+    wide = model.uncompressed()
+    if wide:
+        _LOG.warning("xtune: %d parameters in float64 stay uncompressed", wide)
 
 
 def _obstacle(found: Model, options: _Options) -> int:
@@ -395,8 +426,10 @@ def _timeout(group: dist.ProcessGroup) -> timedelta | None:
 def _policy(policy: Policy | str | Path | None) -> Policy:
     if policy is None:
         return preset("joint")
-    if isinstance(policy, Path):
-        return loads(policy.read_bytes())
+    if isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith(".json")):
+        return loads(Path(policy).read_bytes())
+    if not isinstance(policy, str | Policy):
+        raise TypeError(f"policy: {type(policy).__name__} is no policy, preset or path")
     return preset(policy) if isinstance(policy, str) else policy
 
 

@@ -20,7 +20,7 @@ from ._fields import PolicyError
 from .bus import Bus
 from .compress.bucket import LayerPower
 from .decisions import DecisionLog
-from .plan import Layer, Plan, RungPlan, ladder_plans
+from .plan import OFF_BITS, Layer, Plan, RungPlan, ladder_plans
 from .regulator import Figures, Regulator
 from .safety import MOST_RESERVE, SafetyWatch
 from .slowdown import Slowdown
@@ -156,6 +156,16 @@ class Controller:
         """
         warm = step + 1 == self.policy.compression.warmup_iterations
         return warm or (step + 1) % self.policy.period.iterations == 0
+
+    def useless_rungs(self) -> list[str]:
+        """Names of rungs that would send no less than the first, and so do as it does."""
+        ladder = self.policy.compression.ladder
+        pairs = zip(ladder[1:], self._rungs[1:], strict=False)
+        return [
+            step.name
+            for step, made in pairs
+            if made == self._rungs[0] and (step.bits_input < OFF_BITS or step.keep_share < 1)
+        ]
 
     def measures(self, step: int) -> bool:
         """Whether iteration ``step`` measures each layer, for what is decided after it.

@@ -108,6 +108,10 @@ class ReplicatedModel:
             if parameter.requires_grad and name not in ignored
         ]
 
+    def uncompressed(self) -> int:
+        """Parameters of a type that is never compressed."""
+        return sum(parameter.dtype == torch.float64 for _, parameter in self._trained())
+
     def peers(self, channel: Channel, node: Node | None) -> int:
         """Ranks between which values are quantised."""
         return channel.world if node is None else node.across.world

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from .bus import Bus
-from .compress.exchange import Exchange
+from .compress.exchange import DENSE, Exchange
 from .compress.header import REGULATION, RESUME
 from .compress.lanes import Lanes
 from .compress.layout import LayerTable
@@ -110,6 +110,14 @@ class Handle:
                 self._regulate(engine, step)
         if engine.exchange.disabled is None:
             self._guard(lambda: self._begin(engine, step + 1))
+        elif self.bus.compression.ratio:
+            self.bus.push_compression(
+                step=step + 1,
+                ratio=0.0,
+                ratio_cap=self.bus.compression.ratio_cap,
+                wire_bytes=self.bus.compression.wire_bytes,
+                reserve=self.bus.reserve,
+            )
         engine.hook.step = step + 1
         engine.hook.loss.put(loss)
         self._book(done, step_s)
@@ -136,8 +144,8 @@ class Handle:
             "nonfinite_steps": self._nonfinite_steps,
             "rung": plan.rung if plan is not None else None,
             "saves_no_time": engine.controller.useless if engine is not None else False,
-            "plan_mode": plan.mode if plan is not None else None,
-            "planned_ratio": plan.ratio if plan is not None else None,
+            "plan_mode": self._in_force()[0],
+            "planned_ratio": self._in_force()[1],
             "retreats": engine.controller.retreats if engine is not None else 0,
             "changes": engine.controller.changes if engine is not None else 0,
             "decisions_dropped": engine.log.dropped if engine is not None else 0,
@@ -155,14 +163,25 @@ class Handle:
             "available_share": routing.available_share,
             "available_gbps": routing.available_gbps,
             "reserve": self.bus.reserve,
-            "ratio": engine.controller.plan.ratio if engine is not None else 0.0,
+            "ratio": self._in_force()[1] or 0.0,
             "comm_share": self._comm_share,
         }
+
+    def _in_force(self) -> tuple[str | None, float | None]:
+        """Mode and planned ratio, of what is really done."""
+        engine = self._engine
+        if engine is None:
+            return None, None
+        if engine.exchange.disabled is not None:
+            return DENSE, 0.0
+        return engine.controller.plan.mode, engine.controller.plan.ratio
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, controller and counts of this rank; every rank saves its own.
 
-        Plain numbers, lists and tensors. Resuming continues bit for bit.
+        To be called between iterations. Plain numbers, lists and tensors. Resuming continues bit
+        for bit; mode ``drop`` alone does not, since what it keeps is chosen by bucket, and DDP's
+        first buckets are others.
         """
         engine = self._engine
         if engine is None:
@@ -216,7 +235,8 @@ class Handle:
             problem = f"{type(error).__name__}: {error}"
         plan = engine.controller.plan.digest() if not problem else 0
         mine = [float(bool(problem)), float(step), float(plan)]
-        mine += [float(engine.exchange.disabled is not None), float(moved)]
+        off = engine.exchange.disabled or (not problem and state["engine"]["disabled"])
+        mine += [float(bool(off)), float(moved)]
         # Largest and smallest in one go: equal where all ranks hold the same.
         both = engine.exchange.combine([*mine, *(-x for x in mine)], step=0, what=RESUME)
         largest = mine if both is None else both[: len(mine)]
@@ -231,13 +251,15 @@ class Handle:
                     rank,
                     problem or "the ranks' states do not belong together",
                 )
-        elif moved and engine.exchange.channel.rank == 0:
-            _LOG.warning(
-                "xtune: saved with %d ranks, resumed with %d: regulation goes on, residuals are "
-                "dropped",
-                state["engine"]["world"],
-                engine.table.world,
-            )
+        else:
+            self._take_over(engine, state)
+            if moved and engine.exchange.channel.rank == 0:
+                _LOG.warning(
+                    "xtune: saved with %d ranks, resumed with %d: regulation goes on, residuals "
+                    "are dropped",
+                    state["engine"]["world"],
+                    engine.table.world,
+                )
         self._step = engine.hook.step = step
         engine.hook.plan = engine.controller.plan
         engine.hook.measure = engine.controller.measures(step)
@@ -361,8 +383,13 @@ class Handle:
             engine.controller.load_state_dict(saved["controller"])
         engine.hook.loss.put(saved["loss"])
         self._norm, self._finite = saved["norm"], saved["finite"]
-        if saved["disabled"] is not None:
-            engine.exchange.disable(saved["disabled"])
+        for name in ("wire_bytes", "dense_bytes_bf16", "dense_bytes_fp32", "side_bytes"):
+            int(state["totals"][name])
+
+    def _take_over(self, engine: Engine, state: Mapping[str, Any]) -> None:
+        """What only holds once all ranks agree that their states belong together."""
+        if state["engine"]["disabled"] is not None:
+            engine.exchange.disable(state["engine"]["disabled"])
         totals = state["totals"]
         self._totals.wire_bytes = totals["wire_bytes"]
         self._totals.dense_bytes_bf16 = totals["dense_bytes_bf16"]

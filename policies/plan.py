@@ -135,7 +135,7 @@ def ladder_plans(
     if compression.mode == "off":
         return (RungPlan(mode="dense", bits=(OFF_BITS,) * len(layers), ratio=0.0),)
     elements = [layer.elements for layer in layers]
-    plans = []
+    plans: list[RungPlan] = []
     for rung, step in enumerate(compression.ladder):
         bits = layer_bits(layers, step.bits_input, step.bits_head, compression)
         mode = "quantise" if min(bits, default=OFF_BITS) < OFF_BITS else "bf16"
@@ -151,7 +151,10 @@ def ladder_plans(
                 elements, powers, bits, budget=compression.error_budget, current=before
             )
         made = RungPlan(mode=mode, bits=bits, ratio=0.0, keep_share=step.keep_share)
-        plans.append(replace(made, ratio=planned_ratio(made, elements, world, compression)))
+        made = replace(made, ratio=planned_ratio(made, elements, world, compression))
+        if plans and made.ratio <= plans[0].ratio and mode in ("quantise", "shared"):
+            made = plans[0]  # small layers, wide blocks: it would send more than it saves
+        plans.append(made)
     return tuple(plans)
 
 

@@ -315,6 +315,10 @@ class Exchange:
 
     def _uncompressed(self, bucket: Bucket, element_bytes: int) -> int:
         """Bytes that this rank would send for the bucket without compression."""
+        if bucket.buffer.is_sparse:  # torch gathers the entries, as we do
+            entries = bucket.buffer.coalesce()
+            size = entries.values().numel() * element_bytes + entries.indices().nbytes
+            return (self.channel.world - 1) * size
         if self._node is None:
             return dense_bytes(bucket.buffer.numel(), self.channel.world, element_bytes)
         part = -(-bucket.buffer.numel() // self._node.inside.world)  # each place sends its own

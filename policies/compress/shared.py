@@ -86,6 +86,7 @@ class SharedIndex:
 
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout or selection do not have."""
+        self._space.renew()
         held = sum(self.table.elements[i] for i in bucket.layers)
         if held != bucket.buffer.numel():
             raise ValueError(f"{bucket.buffer.numel()} values where its layers have {held}")
@@ -158,7 +159,7 @@ class SharedIndex:
         parts, offset, start, place = [], 0, 0, 0
         for i in bucket.layers:
             elements = self.table.elements[i]
-            large = elements >= self.table.dense_below
+            large = 0 < elements >= self.table.dense_below
             kept = kept_elements(elements, self._keep_share) if large else elements
             parts.append(
                 _Part(
@@ -181,7 +182,7 @@ class SharedIndex:
         """
         if self._inner is None or self._inner_share != self._keep_share:
             table, small = self.table, self.table.dense_below
-            large = [count >= small for count in table.elements]
+            large = [0 < count >= small for count in table.elements]
             inner = LayerTable(
                 names=tuple(
                     f"kept:{name}" if big else name

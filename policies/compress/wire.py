@@ -189,8 +189,8 @@ def plan_wire_bytes(
 
 
 def kept_elements(elements: int, keep_share: float) -> int:
-    """Elements that mode ``drop`` keeps of a bucket: at least one."""
-    return max(1, min(elements, round(elements * keep_share)))
+    """Elements that are kept of a bucket or a layer: at least one, if it has any."""
+    return min(elements, max(1, round(elements * keep_share)))
 
 
 def drop_payload_bytes(elements: int, keep_share: float) -> int:
@@ -255,7 +255,7 @@ def shared_plan_bytes(
     total = 0
     for bucket in ddp_buckets(layer_elements) if buckets is None else buckets:
         sizes = [layer_elements[i] for i in bucket]
-        large = [count for count in sizes if count >= dense_below]
+        large = [count for count in sizes if count and count >= dense_below]
         small = [count for count in sizes if count < dense_below]
         total += shared_bucket_bytes(large, small, keep_share, world, seeded=seeded)
     return total

@@ -83,15 +83,24 @@ def test_within_the_budget_and_near_the_best(
     elements, peaks, prior = (list(column) for column in zip(*layers, strict=True))
     powers = [power(peak) for peak in peaks]
     bits = allocate_bits(elements, powers, prior, budget=budget)
-    if bits == tuple(prior):
-        return
     allowed = budget * total_error(elements, powers, prior)
     sent = sum(n * b for n, b in zip(elements, bits, strict=True))
+    if set(bits) == {8} or bits == tuple(prior):  # no table errs less, or the prior is as good
+        assert budget >= 1 or set(bits) == {8}
+        return
     assert total_error(elements, powers, bits) <= allowed * (1 + 1e-9)
-    if budget <= 1:
+    if budget >= 1:
         assert sent < sum(n * b for n, b in zip(elements, prior, strict=True))
     # The last step that does not fit costs at most one bit of the largest layer.
     assert sent <= best_by_trial(elements, powers, prior, budget) + max(elements)
+
+
+def test_a_budget_below_the_priors_own_error_takes_more_bits() -> None:
+    elements, powers = (1000, 1000), [power(8.0), power(8.0)]
+    bits = allocate_bits(elements, powers, (4, 4), budget=0.1)
+    assert total_error(elements, powers, bits) <= 0.1 * total_error(elements, powers, (4, 4))
+    assert min(bits) > 4
+    assert allocate_bits(elements, powers, (8, 8), budget=0.1) == (8, 8)
 
 
 def test_what_is_not_known_or_not_quantised_keeps_its_prior() -> None:

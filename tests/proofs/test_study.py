@@ -67,6 +67,19 @@ def test_an_unknown_method_is_named(capsys: pytest.CaptureFixture[str], tmp_path
     assert said.startswith("error: no method q5 (there are fp32, ") and said.count("\n") == 1
 
 
+def test_no_method_and_no_folder_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status = convergence.main(["--methods", ",", "--out", str(tmp_path / "out")])
+    assert status == UsageError.exit_code
+    (tmp_path / "file").write_text("")
+    assert convergence.main(["--methods", "fp32", "--out", str(tmp_path / "file" / "x")]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("error: --methods names none")
+    assert said[-1].startswith("error: ") and str(tmp_path / "file") in said[-1]
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize("flag", ["--jobs", "--seeds", "--steps", "--warm"])
 def test_none_of_something_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

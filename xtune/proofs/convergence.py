@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except XtuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or given.out}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130  # as shells report an interrupted command
@@ -115,6 +118,8 @@ def _chosen(text: str | None) -> list[str]:
     if text is None:
         return known
     asked = [name for name in text.split(",") if name]
+    if not asked:
+        raise UsageError("--methods names none", f"there are {', '.join(known)}")
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(f"no method {', '.join(unknown)}", f"there are {', '.join(known)}")

@@ -76,7 +76,7 @@ def documents(source: Path | None) -> tuple[str, list[str]]:
     name = f"Debian package {PACKAGE}" if source is None else source.name
     place = cached_package() if source is None else source
     if not place.exists():
-        raise InputError(f"{place}: not there", _HINT)
+        raise InputError(f"{place}: not there", "name a text file, or a folder of them")
     kinds = (".txt", ".md", ".html", ".htm")
     files = (
         [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in kinds)
@@ -86,7 +86,8 @@ def documents(source: Path | None) -> tuple[str, list[str]]:
     if 0 < len(texts) < FEWEST_DOCUMENTS:
         texts = [piece for text in texts for piece in _pieces(text)]
     if len(texts) < 2:
-        raise InputError(f"{place}: too little text to hold some of it out", _HINT)
+        wanted = f"name text of {2 * PIECE_CHARACTERS:,} characters or more"
+        raise InputError(f"{place}: too little text to hold some of it out", wanted)
     return name, texts
 
 
