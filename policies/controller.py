@@ -20,7 +20,7 @@ from ._fields import PolicyError
 from .bus import Bus
 from .compress.bucket import LayerPower
 from .decisions import DecisionLog
-from .plan import OFF_BITS, Layer, Plan, RungPlan, ladder_plans
+from .plan import BF16, DENSE, OFF_BITS, Layer, Plan, RungPlan, ladder_plans
 from .regulator import Figures, Regulator
 from .safety import MOST_RESERVE, SafetyWatch
 from .slowdown import Slowdown
@@ -33,6 +33,7 @@ UNKNOWN = -2.0  # in a report; every known entry is at least -1, so that the max
 REPORT_LENGTH = 6
 MEANS = ("routing_level", "available_share", "gradient_change")  # over a period
 COSTS = ("step_s", "comm_s")  # over the iterations of a period under one rung
+KEEP_RESIDUALS = ("quantise", "shared")  # modes
 
 
 class Controller:
@@ -91,7 +92,8 @@ class Controller:
         Returns:
             The plan for it.
         """
-        before, after = self.plan, self._make_plan()
+        before = self.plan
+        after = self._make_plan(drain=before.mode in KEEP_RESIDUALS)
         if after == before:
             return before
         if after.rung > before.rung:
@@ -129,12 +131,11 @@ class Controller:
         """
         self._wire_bytes = wire_bytes
         self._hear_routing()
-        self._slowdown.observe(self.plan.rung, comm_s, modelled_s)
-        for name, value in (
-            ("gradient_change", gradient_change),
-            ("step_s", step_s),
-            ("comm_s", comm_s),
-        ):
+        measured = {"gradient_change": gradient_change}
+        if not self._draining:  # which is done once, and takes as long as nothing else
+            self._slowdown.observe(self.plan.rung, comm_s, modelled_s)
+            measured |= {"step_s": step_s, "comm_s": comm_s}
+        for name, value in measured.items():
             if value is not None and math.isfinite(value) and value >= 0:
                 self._sums[name] += value
                 self._counts[name] += 1
@@ -158,13 +159,13 @@ class Controller:
         return warm or (step + 1) % self.policy.period.iterations == 0
 
     def useless_rungs(self) -> list[str]:
-        """Names of rungs that would send no less than the first, and so do as it does."""
+        """Names of rungs that would send no less than bf16, which is sent instead."""
         ladder = self.policy.compression.ladder
         pairs = zip(ladder[1:], self._rungs[1:], strict=False)
         return [
             step.name
             for step, made in pairs
-            if made == self._rungs[0] and (step.bits_input < OFF_BITS or step.keep_share < 1)
+            if made.mode == BF16 and (step.bits_input < OFF_BITS or step.keep_share < 1)
         ]
 
     def measures(self, step: int) -> bool:
@@ -261,6 +262,7 @@ class Controller:
             "layers": len(self.layers),
             "rung": self.plan.rung,
             "plan": [self.plan.level, self.plan.ratio_cap, self.plan.reserve],
+            "draining": self._draining,
             "wanted": self._wanted,
             "level": self._level,
             "cap": self._cap,
@@ -313,7 +315,7 @@ class Controller:
         )
         self._level, self._cap, self._reserve = state["plan"]
         self._wanted = state["rung"]
-        self.plan = self._make_plan()
+        self.plan = self._make_plan(drain=state["draining"])
         self._wanted = state["wanted"]
         self._level = state["level"]
         self._cap = state["cap"]
@@ -345,11 +347,23 @@ class Controller:
             self._rungs = ladder_plans(self.policy, self.layers, self.world, self._powers, current)
             self._regulator.plans = self._rungs
 
-    def _make_plan(self) -> Plan:
+    @property
+    def _draining(self) -> bool:
+        """Whether this iteration sends what compression left as residual, before it stops."""
+        return self.plan.mode == BF16 and self._rungs[self.plan.rung].mode == DENSE
+
+    def _make_plan(self, *, drain: bool = False) -> Plan:
+        """The plan for what is wanted.
+
+        Args:
+            drain: Residuals may be left: an uncompressed rung then starts with an iteration in
+                bf16, in which they are sent.
+        """
         rung = self._rungs[self._wanted]
+        drain = drain and rung.mode == DENSE and self.policy.compression.error_feedback
         return Plan(
             rung=self._wanted,
-            mode=rung.mode,
+            mode=BF16 if drain else rung.mode,
             bits=rung.bits,
             level=self._level,
             ratio=rung.ratio,

@@ -12,6 +12,7 @@ from .compress.bucket import LayerPower
 from .spec import Compression, Policy
 
 OFF_BITS = 16
+DENSE, BF16 = "dense", "bf16"
 FEWEST_RANKS = 2  # a single rank sends nothing; its ratio is reckoned as if there were two
 
 
@@ -28,7 +29,7 @@ class Layer:
 class Plan:
     """The plan in force; the same on every rank."""
 
-    rung: int  # index into the ladder, 0: off
+    rung: int  # index into the ladder, 0: off, as without an engine
     mode: str  # dense | bf16 | quantise | shared | drop
     bits: tuple[int, ...]  # per layer, 16: bf16
     level: int  # congestion level 0..3 it was made for
@@ -129,18 +130,22 @@ def ladder_plans(
         current: The ladder in force, whose tables of bits stay where they are nearly as good.
 
     Returns:
-        One record a rung; rung 0 is uncompressed.
+        One record a rung. Rung 0 leaves gradients as they are; another one of 16 bits sends bf16,
+        and so does one that would send more than that.
     """
     compression = policy.compression
+    plain = RungPlan(mode=DENSE, bits=(OFF_BITS,) * len(layers), ratio=0.0)
     if compression.mode == "off":
-        return (RungPlan(mode="dense", bits=(OFF_BITS,) * len(layers), ratio=0.0),)
+        return (plain,)
     elements = [layer.elements for layer in layers]
-    plans: list[RungPlan] = []
-    for rung, step in enumerate(compression.ladder):
+    narrow = replace(plain, mode=BF16)
+    narrow = replace(narrow, ratio=planned_ratio(narrow, elements, world, compression))
+    plans = [plain]
+    for rung, step in enumerate(compression.ladder[1:], 1):
         bits = layer_bits(layers, step.bits_input, step.bits_head, compression)
-        mode = "quantise" if min(bits, default=OFF_BITS) < OFF_BITS else "bf16"
+        mode = "quantise" if min(bits, default=OFF_BITS) < OFF_BITS else BF16
         if compression.mode == "drop":
-            mode = "drop" if rung else "bf16"
+            mode = "drop"
         elif step.keep_share < 1.0:
             mode = "shared"
         if mode != "quantise":
@@ -152,8 +157,8 @@ def ladder_plans(
             )
         made = RungPlan(mode=mode, bits=bits, ratio=0.0, keep_share=step.keep_share)
         made = replace(made, ratio=planned_ratio(made, elements, world, compression))
-        if plans and made.ratio <= plans[0].ratio and mode in ("quantise", "shared"):
-            made = plans[0]  # small layers, wide blocks: it would send more than it saves
+        if made.ratio <= narrow.ratio and mode in ("quantise", "shared"):
+            made = narrow  # small layers, wide blocks: it would send more than it saves
         plans.append(made)
     return tuple(plans)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,6 +28,7 @@ from xtune.policies.bus import Bus
 from xtune.policies.ladder import DEFAULT_LADDER, Rung
 
 ALWAYS = {"rung_by_level": (3, 3, 3, 3)}
+HALVES = (DEFAULT_LADDER[0], Rung(name="bf16", bits_input=16, bits_head=16))
 LADDER = (*DEFAULT_LADDER, Rung(name="s", bits_input=16, bits_head=16, keep_share=0.1))
 
 
@@ -73,6 +75,46 @@ def test_a_skipped_step_leaves_all_residuals_as_they_were(shared: bool) -> None:
         assert result["nan"] == (True, True)  # though the first layer's bucket was sound
         assert result["1.0"][0] is False
         assert result["steps"] == 1
+
+
+def _leaving(rank: int, world: int, shared: bool) -> dict[str, Any]:
+    """The same gradients in each iteration: compressed in 6, then left as they are."""
+    how = {"ladder": LADDER, "rung_by_level": (4,) * 4} if shared else ALWAYS
+    model = wrapped()
+    handle = attached(model, policy(compression=how | {"residual_decay": 1.0,
+                                                       "residual_decay_head": 1.0}))  # fmt: skip
+    (inputs,) = batches(rank, 0, 1)
+    with model.no_sync():
+        model(inputs).square().mean().backward()
+    exact = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(exact.mul_(1 / world))
+    total, out = torch.zeros_like(exact, dtype=torch.float64), {}
+    for step in range(8):
+        if step == 6:
+            handle._engine.controller._wanted = 0
+            handle._begin(handle._engine, 6)
+        if step in (6, 7):
+            out[f"kept before {step}"] = len(_kept(handle))
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+        handle.step(1.0)
+        reduced = torch.cat([p.grad.flatten() for p in model.parameters()])
+        total += reduced
+        out[str(step)] = float((total / (step + 1) - exact).norm() / exact.norm())
+    return out | {"same": torch.equal(reduced, exact)}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_is_lost_where_compression_ends(shared: bool) -> None:
+    for result in run(2, _leaving, shared):
+        assert result["kept before 6"] == (3 if shared else 6)
+        assert result["kept before 7"] == 0
+        assert result["same"]  # as DDP does it, bit for bit
+        assert result["5"] > 0.01  # compressed, with the residual missing
+        # What was missing after 6 iterations went along in one, in bf16, rounded by the workers
+        # and by the owner: by half of 2^-8 each at most.
+        sent = 1 + 6 * result["5"]
+        assert result["6"] < 2 * 2**-9 * sent / 7
 
 
 def _scaler(rank: int, world: int) -> dict[str, Any]:
@@ -141,7 +183,8 @@ def _lines(rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64))
     sparse = nn.parallel.DistributedDataParallel(net)
-    handle = attached(sparse, policy(compression={"rung_by_level": (0, 0, 0, 0)}))
+    halves = {"ladder": HALVES, "rung_by_level": (1, 1, 1, 1)}
+    handle = attached(sparse, policy(compression=halves))
     for step in range(3):
         sparse.zero_grad()
         sparse(torch.tensor([rank, 7, step])).square().mean().backward()

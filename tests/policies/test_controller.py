@@ -181,6 +181,37 @@ def stall(controller: Controller, steps: range) -> None:
         observe(controller, step, 3.0)
 
 
+def modes_after_compression(feedback: bool) -> list[str]:
+    made = policy(
+        safety__iterations=4, safety__smoothing=1.0, compression__error_feedback=feedback
+    )
+    controller = Controller(made, LAYERS, WORLD)
+    drive(controller, range(20), comm_s=3.0)
+    stall(controller, range(20, 30))
+    assert controller.plan.rung == 1
+    return [controller.begin(step).mode for step in range(26, 29)]
+
+
+def test_residuals_are_sent_once_before_gradients_travel_as_they_are() -> None:
+    assert modes_after_compression(feedback=True) == ["bf16", "dense", "dense"]
+    assert modes_after_compression(feedback=False) == ["dense", "dense", "dense"]
+
+
+def test_an_iteration_that_sends_residuals_is_resumed_as_one() -> None:
+    made = policy(safety__iterations=4, safety__smoothing=1.0)
+    controller = Controller(made, LAYERS, WORLD)
+    drive(controller, range(20), comm_s=3.0)
+    stall(controller, range(20, 30))
+    for step, mode in ((26, "bf16"), (27, "dense")):
+        plan = controller.begin(step)
+        resumed = Controller(made, LAYERS, WORLD)
+        state = json.dumps(controller.state_dict())
+        resumed.load_state_dict(json.loads(state))
+        assert resumed.plan == plan
+        assert resumed.plan.mode == mode
+        assert json.dumps(resumed.state_dict()) == state
+
+
 def test_a_retreat_goes_below_the_rung_in_force_and_not_below_one_that_waits() -> None:
     made = policy(safety__iterations=4, safety__smoothing=1.0)
     controller = Controller(made, LAYERS, WORLD)
@@ -200,7 +231,10 @@ def test_times_from_before_a_retreat_say_nothing_of_the_rung_after_it() -> None:
     assert controller.report()[5] > 0
     assert controller.begin(26).rung == 0
     assert controller.report()[5] == -2.0
-    observe(controller, 26, 7.0)
+    observe(controller, 26, 90.0)  # residuals are sent in this one
+    assert controller.report()[5] == -2.0
+    controller.begin(27)
+    observe(controller, 27, 7.0)
     assert controller.report()[5] == pytest.approx(7.0, rel=1e-3)
 
 

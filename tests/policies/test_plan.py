@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtune.policies import Layer, Policy, preset, replace_fields
+from xtune.policies.ladder import DEFAULT_LADDER, Rung
 from xtune.policies.plan import Plan, ladder_plans, layer_bits
 from xtune.policies.spec import Compression
 
@@ -58,10 +59,10 @@ def test_a_larger_head_share_never_takes_bits_away(
 def test_ratios_are_those_of_bits_and_scales() -> None:
     # b + 16/256 bits an element against 16; headers and padding cost the rest.
     rungs = ladder_plans(Policy(), stack(*[10 * BIG] * 20), 8)
-    assert [rung.mode for rung in rungs] == ["bf16", "quantise", "quantise", "quantise"]
+    assert [rung.mode for rung in rungs] == ["dense", "quantise", "quantise", "quantise"]
     mixed = 0.35 * 8 + 0.65 * 4
     expected = [1 - (bits + 16 / 256) / 16 for bits in (8, mixed, 4)]
-    assert rungs[0].ratio == pytest.approx(0.0, abs=1e-4)
+    assert rungs[0].ratio == 0.0
     assert [rung.ratio for rung in rungs[1:]] == pytest.approx(expected, abs=1e-3)
 
 
@@ -85,7 +86,16 @@ def test_off_has_one_rung() -> None:
 
 
 def test_a_ladder_that_small_tensors_leave_at_sixteen_bits_is_bf16() -> None:
-    assert {rung.mode for rung in ladder_plans(Policy(), stack(100, 200), 8)} == {"bf16"}
+    rungs = ladder_plans(Policy(), stack(100, 200), 8)
+    assert [rung.mode for rung in rungs] == ["dense", "bf16", "bf16", "bf16"]
+
+
+def test_sixteen_bits_after_the_first_rung_are_bf16() -> None:
+    ladder = (*DEFAULT_LADDER[:1], Rung(name="half", bits_input=16, bits_head=16))
+    compression = Compression(ladder=ladder, rung_by_level=(0, 0, 1, 1))
+    rungs = ladder_plans(Policy(compression=compression), stack(BIG, BIG), 8)
+    assert [rung.mode for rung in rungs] == ["dense", "bf16"]
+    assert rungs[1].ratio == pytest.approx(0.0, abs=1e-3)
 
 
 def test_the_digest_tells_all_that_ranks_must_agree_on() -> None:
