@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -117,3 +118,22 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
                 if process.is_alive():
                     process.kill()
         return results
+
+
+def leave_alone(rank: int, training: Callable[[], object]) -> None:
+    """The last rank ends without a word; on the others, training ends with torch's error."""
+    if rank == dist.get_world_size() - 1:
+        os._exit(3)
+    with pytest.raises(RuntimeError):
+        training()
+
+
+def outlive(world: int, function: Callable[..., Any]) -> None:
+    """Assert that all ends soon, and well on all ranks but the last, which `leave_alone` ends."""
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as ended:
+        run(world, function)
+    said = str(ended.value)
+    assert f"rank {world - 1}:" in said and "EOFError" in said
+    assert not any(f"rank {rank}:" in said for rank in range(world - 1))
+    assert time.monotonic() - began < LIMIT_S / 2
