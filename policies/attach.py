@@ -12,101 +12,58 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from .bus import Bus
-from .compress.channel import Channel, gather_into
 from .compress.device import ON_CPU, ON_DEVICE, REASONS, Gradients
-from .compress.exchange import Exchange
 from .compress.header import SCHEMA
-from .compress.hierarchy import Node
 from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.residual import DTYPES, ResidualStore
+from .connections import Connections, patience
 from .controller import Controller, Layer
 from .ddp import ReplicatedModel
 from .decisions import DecisionLog
 from .handle import Engine, Handle
-from .hook import GradientHook
-from .plan import Plan, residual_decays
+from .models import Model, fit
+from .plan import residual_decays
 from .presets import preset
-from .spec import Compression, Policy, loads
+from .spec import Policy, loads
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
 
 _LOG = logging.getLogger("xtune")
 MODES = ("off", "shadow", "on")
-_UNFIT = -1  # in place of a mesh
+_OFF = "XTUNE_POLICY=off"
+_UNFIT = (0, -1)  # number of ranks, and digest, of a mesh that is not the model's
+_ANOTHER_MESH = "the ranks differ in mesh"
 _DIGEST_DIGITS = 15  # hex digits of the policy's SHA-256 that fit a signed 64-bit integer
 
 
+class _Off(Exception):
+    """The policy is off on every rank; raised on all of them at the same place."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Options:
-    policy: Policy | str | Path | None
+class _Request:
+    """What this rank is asked to do. Mode and policy are read once, so that nothing changes."""
+
+    mode: str
+    policy: Policy | None  # None: not needed, or not to be had
+    problem: str | None  # why the policy cannot be had
     bus: Bus
     job: str | None
     loss_scale: Callable[[], float] | None
     link_gbps: float | None
     environ: Mapping[str, str]
-
-
-class Model(Protocol):
-    """What differs between models that are replicated and models that are sharded."""
-
-    ranks: list[int]
-    group: dist.ProcessGroup
-    lanes: int  # exchanges that run side by side
-
-    @property
-    def nodes(self) -> tuple[tuple[int, ...], ...] | None:
-        """Ranks of each node by their place in ``ranks``; None where there is one level only."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is nothing to reduce."""
-
-    def layers(self) -> list[tuple[str, int]]:
-        """Names of the trained parameters and the elements of each, in model order."""
-
-    def uncompressed(self) -> int:
-        """Parameters of a type that is never compressed."""
-
-    def peers(self, channel: Channel, node: Node | None) -> int:
-        """Ranks between which values are quantised."""
-
-    def exchange(
-        self,
-        channel: Channel,
-        node: Node | None,
-        table: LayerTable,
-        store: ResidualStore,
-        compression: Compression,
-    ) -> Exchange:
-        """The exchange of the model's gradients."""
-
-    def hook(
-        self,
-        exchange: Any,
-        plan: Plan,
-        *,
-        shadow: bool,
-        loss_scale: Callable[[], float] | None,
-    ) -> GradientHook:
-        """The hook of this rank, not yet in place."""
-
-    def install(self, hook: Any, node: Node | None) -> None:
-        """Put the hook in place."""
-
-    def leave(self, node: Node | None) -> None:
-        """The policy is off; do what the model needs all the same."""
+    clock: Callable[[], float]
 
 
 def attach(
@@ -149,120 +106,161 @@ def attach(
 
     Raises:
         TypeError: ``model`` is neither of both.
-        ValueError: ``mesh`` is not the model's, or its sharding is not supported.
+        ValueError: ``mesh`` is not the model's, or its sharding is not supported; or the ranks of
+            a model under ``fully_shard`` differ in ``mesh``, and their weights would drift apart.
     """
-    try:
-        found = _model(model, mesh)
-    except ValueError:
-        _tell_unfit(model)
-        raise
-    ranks = found.ranks
-    options = _Options(
-        policy=policy,
+    mode = environ.get("XTUNE_POLICY") or "on"
+    read, problem = _read(policy, mode)
+    request = _Request(
+        mode=mode,
+        policy=read,
+        problem=problem,
         bus=Bus() if bus is None else bus,
         job=job,
         loss_scale=None if scaler is None else scaler.get_scale,
         link_gbps=link_gbps,
         environ=environ,
+        clock=clock,
     )
+    found, unfit = fit(model, mesh)
+    if found.alone and unfit is not None:
+        raise unfit
     if found.alone:
-        return Handle(options.bus, None, reason="a single rank sends nothing", clock=clock)
-    timeout = _timeout(found.group)
-    group = _group(ranks, timeout)
-    shape = zlib.crc32(repr(found.nodes).encode())
-    word = [shape, _obstacle(found, options), _lanes(found, options)]
-    shapes, obstacles, lanes = zip(*_gather(group, word), strict=True)
-    if len(set(shapes)) > 1:
-        if dist.get_rank(group) == 0:
-            _LOG.warning("xtune: off on every rank: the ranks differ in mesh")
-        found.leave(None)
-        return Handle(options.bus, None, reason="the ranks differ in mesh", clock=clock)
-    gradients = _gradients(found, options, max(obstacles), say=dist.get_rank(group) == 0)
-    count = found.lanes if gradients.on is None else min(lanes)
-    groups = [group] + [_group(ranks, timeout) for _ in range(1, count)]
-    nodes = [_node(found.nodes, ranks, timeout, clock, gradients) for _ in groups]
-    node = nodes[0]
-    per_node = node.inside.world if node else 1
-    channels = [
-        Channel(
-            each,
-            clock=clock,
-            per_node=per_node,
-            payload=_payload(ranks, timeout, gradients),
-        )
-        for each in groups
-    ]
-    _connect(channels, nodes, gradients)
-    engine, problem = None, None
-    mode = environ.get("XTUNE_POLICY", "on") or "on"
-    word = [SCHEMA, MODES.index(mode) if mode in MODES else len(MODES), 0, 0, 1]
+        return Handle(request.bus, None, reason="a single rank sends nothing", clock=clock)
+    connections = _connections(found, request)
     try:
-        if mode not in MODES:
-            raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
-        if mode != "off":
-            engine = _build(found, gradients, channels, nodes, mode, options)
-            digest = engine.controller.policy.digest()
-            word[2] = int(digest[:_DIGEST_DIGITS], 16)
-            word[3] = engine.table.digest()
-    except Exception as error:  # the other ranks are waiting to hear of it
-        problem = f"{type(error).__name__}: {error}"
-        word[4] = 0
-    reason = _disagreement(_gather(group, word))
+        return _attach(found, unfit, request, connections)
+    except Exception:
+        connections.close()
+        raise
+
+
+def _attach(
+    found: Model, unfit: ValueError | None, request: _Request, connections: Connections
+) -> Handle:
+    """Compare, build and put in place, step by step; a step that fails ends it on every rank."""
+    node = None
+    try:
+        _agree_on_mesh(found, unfit, connections)
+        gradients, lanes = _agree_on_path(found, request, connections)
+        connections.open(lanes, gradients)
+        node = connections.nodes[0]
+        engine = _start(found, request, gradients, connections)
+    except _Off as off:
+        reason = str(off)
+        if reason != _OFF and _first(found):
+            _LOG.warning("xtune: off on every rank: %s", reason)
+        found.leave(node)
+        connections.close(keep=found.lasting(node))
+        return Handle(request.bus, None, reason=reason, clock=request.clock)
+    return Handle(request.bus, engine, clock=request.clock)
+
+
+def _agree_on_mesh(found: Model, unfit: ValueError | None, connections: Connections) -> None:
+    """Compare the meshes, and connect all ranks of them.
+
+    The ranks that the model itself names compare first: they find each other with any mesh. One
+    that has a wrong mesh learns from them which other ranks it would leave waiting.
+
+    Raises:
+        _Off: they differ.
+        ValueError: this rank's mesh is not the model's, or weights would drift apart.
+    """
+    mine = (len(found.ranks), zlib.crc32(repr(found.nodes).encode())) if not unfit else _UNFIT
+    words = connections.compare(mine)
+    if unfit is None and _alike(words):
+        if found.ranks == found.kin:
+            return
+        connections.reach(found.ranks, found.nodes)
+        if not _alike(connections.compare(mine)):
+            raise _Off(_ANOTHER_MESH)
+        return
+    most = max(ranks for ranks, _ in words)
+    if most > len(found.kin):
+        known = connections.compare(found.ranks if mine[0] == most else [0] * most)
+        theirs = next(row for row, word in zip(known, words, strict=True) if word[0] == most)
+        connections.reach(theirs, None)
+        connections.compare(_UNFIT)
+    if unfit is not None:
+        raise unfit
+    if most > len(found.kin):
+        raise ValueError(f"{_ANOTHER_MESH}: their weights would drift apart")
+    raise _Off(_ANOTHER_MESH)
+
+
+def _agree_on_path(
+    found: Model, request: _Request, connections: Connections
+) -> tuple[Gradients, int]:
+    """Where gradients are reduced, and by how many lanes: the same on every rank."""
+    words = connections.compare([_obstacle(found, request), _lanes(found, request)])
+    obstacles, lanes = zip(*words, strict=True)
+    worst = max(obstacles)
+    if worst in REASONS and _first(found):
+        _LOG.warning("xtune: gradients are compressed in host memory: %s", REASONS[worst])
+    if worst == ON_DEVICE and request.policy and isinstance(found, ReplicatedModel):
+        found.keep_on_device(request.policy.compression)
+        return found.gradients, min(lanes)
+    return Gradients(), found.lanes
+
+
+def _obstacle(found: Model, request: _Request) -> int:
+    """Why this rank's gradients go through host memory, as a number that ranks compare."""
+    if request.policy is None or not isinstance(found, ReplicatedModel):
+        return ON_CPU
+    return found.obstacle(request.policy.compression)
+
+
+def _lanes(found: Model, request: _Request) -> int:
+    """Exchanges that this rank may run side by side on an accelerator.
+
+    Where all its streams share one queue, what stands in there behind one lane's collective would
+    hold up the other lane's, and ranks need not start them in one order.
+    """
+    return 1 if request.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1" else found.lanes
+
+
+def _start(
+    found: Model, request: _Request, gradients: Gradients, connections: Connections
+) -> Engine:
+    """Build the engine and put its hook in place, once all ranks have one and agree.
+
+    Raises:
+        _Off: they do not agree, some rank cannot start, or the policy is off.
+    """
+    engine, problem = None, request.problem
+    if request.policy is not None:
+        try:
+            engine = _build(found, request, request.policy, gradients, connections)
+        except Exception as error:  # the other ranks are waiting to hear of it
+            problem = _text(error)
+    reason = _disagreement(connections.compare(_word(request, engine, problem)))
     if reason is None and engine is not None:
         try:
-            found.install(engine.hook, node)
+            found.install(engine.hook, connections.nodes[0])
         except Exception as error:  # another hook is there
-            problem = f"{type(error).__name__}: {error}"
-        failed = [rank for rank, (ok,) in enumerate(_gather(group, [int(not problem)])) if not ok]
-        if failed:
-            reason = f"{_ranks(failed)} cannot start"
+            problem = _text(error)
+        words = connections.compare([int(problem is None)])
+        failed = [rank for rank, (ok,) in enumerate(words) if not ok]
+        reason = f"{_ranks(failed)} cannot start" if failed else None
     if problem is not None:
-        _LOG.warning("xtune: rank %d cannot start: %s", channels[0].rank, problem)
-    if reason is not None:
-        if channels[0].rank == 0:
-            _LOG.warning("xtune: off on every rank: %s", reason)
+        rank = connections.channels[0].rank
+        _LOG.warning("xtune: rank %d cannot start: %s", rank, problem)
+    if engine is None or reason is not None:
         if engine is not None:
             engine.hook.detached = True
             engine.log.close()
-        found.leave(node)
-        return Handle(options.bus, None, reason=reason, clock=clock)
-    if engine is None:
-        found.leave(node)
-        return Handle(options.bus, None, reason="XTUNE_POLICY=off", clock=clock)
-    return Handle(options.bus, engine, clock=clock)
-
-
-def _model(model: object, mesh: DeviceMesh | None) -> Model:
-    if isinstance(model, DistributedDataParallel):
-        return ReplicatedModel(model, mesh)
-    if "FSDP" in type(model).__name__:  # what fully_shard makes of a class; else do not import it
-        from torch.distributed.fsdp import FSDPModule
-
-        from .fsdp import ShardedModel
-
-        if isinstance(model, FSDPModule):
-            return ShardedModel(model, mesh)
-    wanted = "a model under fully_shard or in DistributedDataParallel"
-    raise TypeError(f"attach wants {wanted}, not {type(model).__name__}")
-
-
-def _tell_unfit(model: object) -> None:
-    """Join the other ranks' first comparison with what none of them has, and so turn them off."""
-    if isinstance(model, DistributedDataParallel):
-        found = ReplicatedModel(model, None)
-        if not found.alone:
-            _gather(_group(found.ranks, _timeout(found.group)), [_UNFIT, 0, 0])
+        raise _Off(reason or _OFF)
+    return engine
 
 
 def _build(
     model: Model,
+    request: _Request,
+    policy: Policy,
     gradients: Gradients,
-    channels: Sequence[Channel],
-    nodes: Sequence[Node | None],
-    mode: str,
-    options: _Options,
+    connections: Connections,
 ) -> Engine:
-    policy = _policy(options.policy)
+    channels, nodes = connections.channels, connections.nodes
     compression = policy.compression
     named = model.layers()
     if not named:
@@ -292,21 +290,21 @@ def _build(
         for channel, node, kept in zip(channels, nodes, stores, strict=True)
     ]
     exchange = exchanges[0] if len(exchanges) == 1 else Lanes(exchanges)
-    if mode == "on" and compression.mode == "quantise":
+    if request.mode == "on" and compression.mode == "quantise":
         exchange.quantised.warm_up()
-    path = options.environ.get("XTUNE_DECISIONS") or None
-    log = DecisionLog(path, rank=dist.get_rank(), job=options.job, shadow=mode == "shadow")
+    path = request.environ.get("XTUNE_DECISIONS") or None
+    log = DecisionLog(path, rank=dist.get_rank(), job=request.job, shadow=request.mode == "shadow")
 
     peers = model.peers(channels[0], nodes[0])
 
     def controller() -> Controller:
-        return Controller(policy, layers, peers, log, bus=options.bus)
+        return Controller(policy, layers, peers, log, bus=request.bus)
 
     running = controller()
     if channels[0].rank == 0:
         _say_what_is_left_out(running, model)
     hook = model.hook(
-        exchange, running.begin(0), shadow=mode == "shadow", loss_scale=options.loss_scale
+        exchange, running.begin(0), shadow=request.mode == "shadow", loss_scale=request.loss_scale
     )
     return Engine(
         hook=hook,
@@ -315,8 +313,9 @@ def _build(
         controller=running,
         fresh_controller=controller,
         log=log,
-        mode=mode,
-        link_gbps=options.link_gbps,
+        mode=request.mode,
+        link_gbps=request.link_gbps,
+        release=partial(connections.close, keep=model.lasting(nodes[0])),
     )
 
 
@@ -333,94 +332,14 @@ def _say_what_is_left_out(controller: Controller, model: Model) -> None:
         _LOG.warning("xtune: %d parameters in float64 stay uncompressed", wide)
 
 
-def _obstacle(found: Model, options: _Options) -> int:
-    """Why this rank's gradients go through host memory, as a number that ranks compare."""
-    if not isinstance(found, ReplicatedModel) or options.environ.get("XTUNE_POLICY") == "off":
-        return ON_CPU
+def _read(policy: Policy | str | Path | None, mode: str) -> tuple[Policy | None, str | None]:
+    """The policy, if one is needed, or why there is none."""
     try:
-        compression = _policy(options.policy).compression
-    except Exception:  # said where the policy is read to be used
-        return ON_CPU
-    return found.obstacle(compression)
-
-
-def _gradients(found: Model, options: _Options, worst: int, *, say: bool) -> Gradients:
-    """Where all ranks reduce, by the largest of their numbers."""
-    if worst in REASONS and say:
-        _LOG.warning("xtune: gradients are compressed in host memory: %s", REASONS[worst])
-    if worst == ON_DEVICE and isinstance(found, ReplicatedModel):
-        found.keep_on_device(_policy(options.policy).compression)
-        return found.gradients
-    return Gradients()
-
-
-def _lanes(found: Model, options: _Options) -> int:
-    """Exchanges that this rank may run side by side on an accelerator.
-
-    Where all its streams share one queue, what stands in there behind one lane's collective would
-    hold up the other lane's, and ranks need not start them in one order.
-    """
-    return 1 if options.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1" else found.lanes
-
-
-def _connect(
-    channels: Sequence[Channel], nodes: Sequence[Node | None], gradients: Gradients
-) -> None:
-    """Open all connections for payload on an accelerator, in one order on every rank."""
-    if gradients.on is None:
-        return
-    for channel, node in zip(channels, nodes, strict=True):
-        for each in [channel] if node is None else [channel, node.inside, node.across]:
-            each.connect(gradients.on)
-
-
-def _node(
-    nodes: tuple[tuple[int, ...], ...] | None,
-    ranks: Sequence[int],
-    timeout: timedelta | None,
-    clock: Callable[[], float],
-    gradients: Gradients,
-) -> Node | None:
-    """Where this rank stands among the nodes, with groups of its own."""
-    if nodes is None:
-        return None
-    mine = ranks.index(dist.get_rank())
-    row = next(row for row in nodes if mine in row)
-    column = [other[row.index(mine)] for other in nodes]
-
-    def channel(part: Sequence[int]) -> Channel:
-        members = [ranks[i] for i in part]
-        payload = _payload(members, timeout, gradients)
-        return Channel(_group(members, timeout), clock=clock, payload=payload)
-
-    return Node(inside=channel(row), across=channel(column), ranks=nodes)
-
-
-def _payload(
-    ranks: Sequence[int], timeout: timedelta | None, gradients: Gradients
-) -> dist.ProcessGroup | None:
-    """A group for payload that does not go over gloo with the rest."""
-    return None if gradients.backend is None else _group(ranks, timeout, gradients.backend)
-
-
-def _group(
-    ranks: Sequence[int], timeout: timedelta | None, backend: str = "gloo"
-) -> dist.ProcessGroup:
-    """A group of our own, in the order of ``ranks``."""
-    group = dist.new_group(
-        list(ranks), backend=backend, timeout=timeout, use_local_synchronization=True
-    )
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """How long the model's own collectives wait for a rank; None, torch's default, if unknown."""
-    try:
-        backends = [group._get_backend(device) for device in group._device_types]
-        return max(backend.options._timeout for backend in backends)
-    except (AttributeError, RuntimeError, ValueError):  # a backend without options
-        return None
+        if mode not in MODES:
+            raise ValueError(f"XTUNE_POLICY={mode!r} is not one of {', '.join(MODES)}")
+        return (None if mode == "off" else _policy(policy)), None
+    except Exception as error:  # all ranks are told, once they are connected
+        return None, _text(error)
 
 
 def _policy(policy: Policy | str | Path | None) -> Policy:
@@ -433,13 +352,34 @@ def _policy(policy: Policy | str | Path | None) -> Policy:
     return preset(policy) if isinstance(policy, str) else policy
 
 
-def _gather(group: dist.ProcessGroup, word: Sequence[int]) -> list[list[int]]:
-    """Every rank's word, in rank order."""
-    mine = torch.tensor(word, dtype=torch.int64)
-    everyone = torch.empty(dist.get_world_size(group) * len(word), dtype=torch.int64)
-    gather_into(everyone, mine, group=group)
-    rows: list[list[int]] = everyone.view(-1, len(word)).tolist()
-    return rows
+def _connections(found: Model, request: _Request) -> Connections:
+    """Those of the ranks that the model itself names."""
+    wait = patience(found.group)
+    rows = found.nodes if found.ranks == found.kin else None
+    return Connections(found.kin, rows, wait=wait, clock=request.clock)
+
+
+def _first(found: Model) -> bool:
+    """Whether this rank says what concerns all."""
+    return dist.get_rank() == min(found.ranks)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _alike(words: Sequence[Sequence[int]]) -> bool:
+    return all(word == words[0] for word in words)
+
+
+def _word(request: _Request, engine: Engine | None, problem: str | None) -> list[int]:
+    """What all ranks must have in common, in numbers; see `_disagreement`."""
+    mode = MODES.index(request.mode) if request.mode in MODES else len(MODES)
+    policy = table = 0
+    if engine is not None:
+        policy = int(engine.controller.policy.digest()[:_DIGEST_DIGITS], 16)
+        table = engine.table.digest()
+    return [SCHEMA, mode, policy, table, int(problem is None)]
 
 
 def _disagreement(words: Sequence[Sequence[int]]) -> str | None:

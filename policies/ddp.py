@@ -30,6 +30,7 @@ class ReplicatedModel:
 
     Attributes:
         ranks: that train one model.
+        kin: those that the model itself names, whatever the mesh: all of them.
         group: torch's, of these ranks.
         lanes: exchanges that run side by side.
         nodes: ranks of each node by their place in ``ranks``; None where there is one level only.
@@ -51,7 +52,7 @@ class ReplicatedModel:
         self._model = model
         self.gradients = Gradients()
         self.group: dist.ProcessGroup = model.process_group
-        self.ranks = dist.get_process_group_ranks(self.group)
+        self.ranks = self.kin = dist.get_process_group_ranks(self.group)
         self.nodes: tuple[tuple[int, ...], ...] | None = None
         if mesh is None:
             return
@@ -171,3 +172,6 @@ class ReplicatedModel:
 
     def leave(self, _node: Node | None) -> None:
         """The policy is off: DDP reduces as ever."""
+
+    def lasting(self, _node: Node | None) -> None:
+        """The channel that is used with the policy off too: none, DDP has a group of its own."""

@@ -47,6 +47,7 @@ class ShardedModel:
 
     Attributes:
         ranks: that train one model, ascending.
+        kin: those that the model itself names, whatever the mesh, ascending.
         lanes: FSDP waits for each module, so one.
         group: torch's, of the ranks that a parameter is spread over.
         replicated: torch itself sums over replicas afterwards.
@@ -95,6 +96,7 @@ class ShardedModel:
             if self._width == 1 and len(self._rows) > 1:
                 raise ValueError("with one rank a node nothing is sharded: use DDP")
         self.ranks = sorted(rank for row in self._rows for rank in row)
+        self.kin = self.ranks if self.replicated else shard
 
     @property
     def alone(self) -> bool:
@@ -171,18 +173,30 @@ class ShardedModel:
         return ScatterHook(exchange, self.group, plan, shadow=shadow, loss_scale=loss_scale)
 
     def install(self, hook: ScatterHook | None, node: Node | None) -> None:
-        """Put the hook in place of each module's reduce-scatter.
+        """Put the hook in place of each module's reduce-scatter, or of an earlier hook.
 
         Args:
             hook: None: reduce as FSDP does.
             node: where this rank stands, None where there is one copy of the parameters.
         """
-        across = None if node is None or self.replicated else node.across
+        across, former = self.lasting(node), self._across()
         places = {name: place for place, name in enumerate(self._shards)}
         for index, held in enumerate(self._groups):
             shards = {places[name]: size for name, size in held.shards.items()}
             reducer = ModuleReducer(held.group, index, shards, hook, across)
             held.module.set_custom_reduce_scatter(reducer)
+        for channel in former - {across}:
+            channel.close()
+
+    def lasting(self, node: Node | None) -> Channel | None:
+        """The channel that is used with the policy off too, until the next hook is in place."""
+        return None if node is None or self.replicated else node.across
+
+    def _across(self) -> set[Channel]:
+        """What the reducers that are in place average over nodes by."""
+        placed = [held.group._reduce_scatter_comm for held in self._groups]
+        ours = [found.across for found in placed if isinstance(found, ModuleReducer)]
+        return {channel for channel in ours if channel is not None}
 
     def leave(self, node: Node | None) -> None:
         """The policy is off: FSDP reduces as ever, and nodes must still be kept in step.
@@ -271,6 +285,9 @@ class ScatterHook(GradientHook):
 class ModuleReducer:
     """What stands in for the reduce-scatter of one module.
 
+    Attributes:
+        across: see below.
+
     Args:
         group: FSDP's group of parameters.
         index: of the module.
@@ -293,7 +310,7 @@ class ModuleReducer:
         self._index = index
         self._shards = shards
         self._hook = hook
-        self._across = across
+        self.across = across
         self._known: dict[int, tuple[int, ...] | None] = {}
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -329,9 +346,9 @@ class ModuleReducer:
         self, output: Tensor, whole: Tensor, group: dist.ProcessGroup, op: Any
     ) -> None:
         self._torch(output_tensor=output, input_tensor=whole, group=group, op=op)
-        if self._across is not None:
+        if self.across is not None:
             shard = output.cpu()  # itself, if it is there
-            self._across.all_reduce_mean(shard)
+            self.across.all_reduce_mean(shard)
             if shard is not output:
                 output.copy_(shard)
 

@@ -38,6 +38,7 @@ class Engine:
     log: DecisionLog
     mode: str  # on | shadow
     link_gbps: float | None
+    release: Callable[[], None] = lambda: None  # ends groups of its own, after the hook's threads
 
 
 @dataclass(kw_only=True, slots=True)
@@ -267,13 +268,15 @@ class Handle:
     def detach(self) -> None:
         """Reduce uncompressed from here on; call it on every rank, between two iterations.
 
-        DDP cannot forget a hook, so a plain all-reduce stays in its place.
+        DDP cannot forget a hook, so a plain all-reduce stays in its place, over the model's own
+        process group. The engine's threads and process groups end.
         """
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.hook.close()
             engine.hook.detached = True
             engine.log.close()
+            engine.release()
             self._off_reason = "detached"
 
     def _guard(self, work: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ buffers, by what this rank sends.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor
 from .device import settle
 from .header import Header
 from .wire import HEADER_BYTES, broadcast_bytes, ring_bytes, ring_scatter_bytes
+
+_LOG = logging.getLogger("xtune")
 
 # torch 2.13 renamed these collectives, and warns of the old names.
 gather_into: Callable[..., object] = getattr(
@@ -57,7 +60,7 @@ class Channel:
         self.group = group
         self._payload = group
         if payload is not None:
-            self._payload, self.lead = payload, 0
+            self.carry_over(payload)
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.sent_bytes = 0  # since `reset`
@@ -65,6 +68,21 @@ class Channel:
         self.wait_s = 0.0  # in header rounds: mostly waiting for the slowest rank
         self._clock = clock
         self._per_node = per_node
+
+    def carry_over(self, payload: dist.ProcessGroup) -> None:
+        """Send payload over another group from here on; see ``payload``."""
+        self._payload, self.lead = payload, 0
+
+    def close(self) -> None:
+        """End the groups. Nothing may be under way in them, and nothing can be sent any more.
+
+        torch holds on to a group that is not destroyed; its threads and connections end with the
+        last reference, and whoever has a channel may live as long as the model does.
+        """
+        if self._payload is not self.group:
+            _end(self._payload)
+        _end(self.group)
+        del self._payload, self.group
 
     def connect(self, device: torch.device) -> None:
         """Open the connections for payload on a device now.
@@ -156,6 +174,15 @@ class Channel:
         collective()
         settle(payload)
         self.spans.append((start, self._clock()))
+
+
+def _end(group: dist.ProcessGroup) -> None:
+    try:
+        dist.destroy_process_group(group)
+    except ValueError:  # torch has ended them all, with its default group
+        return
+    except RuntimeError as error:  # of a peer that is gone: nobody is left to wait for
+        _LOG.warning("xtune: a process group did not end as it should: %s", error)
 
 
 def unpack_all(gathered: Tensor, stride: int) -> list[Header]:

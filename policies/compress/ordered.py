@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -60,6 +61,7 @@ class OrderedQueue:
                 try:
                     outcome: _Result = job()
                 except Exception as error:  # it belongs to whoever waits for the bucket
+                    _let_go(error)
                     outcome = error
                 future.set_result(outcome)
 
@@ -91,6 +93,16 @@ def _end(jobs: _Jobs, thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join(EXIT_WAIT_S)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what the frames of an error hold, process groups and tensors, but not where it was.
+
+    DDP keeps a failed bucket's future, and with it the error, as long as the model lives.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _unwrap(future: torch.futures.Future[_Result]) -> torch.Tensor:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -33,6 +34,29 @@ def test_jobs_run_in_the_order_given_and_errors_reach_who_waits() -> None:
     assert seen == [0, 1, 2, 3, 4]
     queue.close()
     assert engine_threads() == []
+
+
+class Held:
+    """What a job needs."""
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_the_job() -> None:
+    queue, found = OrderedQueue(), []
+
+    def job() -> torch.Tensor:
+        needed = Held()
+        found.append(weakref.ref(needed))
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    future = queue.submit(job)
+    with pytest.raises(RuntimeError, match="second"):
+        future.wait()
+    queue.close()
+    assert found[0]() is None
+    del future
 
 
 def test_a_queue_that_is_forgotten_ends_its_thread() -> None:
