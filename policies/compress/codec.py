@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,23 +11,8 @@ from torch import Tensor
 
 from .layout import Place
 from .quantise import dequantise, magnitude_bits, pack, quantise, unpack
+from .residual import Feedback
 from .wire import code_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feedback:
-    """What a layer's values are given of what was rounded away before.
-
-    Attributes:
-        residual: fp32, or None; valid until that of the next layer is asked for.
-        gain: share of it that is carried.
-        fresh: receives what is rounded away now, where it is kept.
-    """
-
-    residual: Tensor | None
-    gain: float
-    fresh: Tensor | None
-
 
 Values = Callable[[Place], Tensor]
 Feedbacks = Callable[[Place], Feedback]

@@ -20,6 +20,7 @@ from .wire import (
     payload_bytes,
 )
 
+_LAYOUTS_KEPT = 512  # buckets times bits tables; older ones are computed again
 MIN_BLOCK_MULTIPLE = 16  # keeps codes byte-aligned for 2..8 bits, and scales 2-byte aligned
 
 
@@ -161,3 +162,44 @@ class LayerTable:
             payload=payload,
             digest=zlib.crc32(described.encode()),
         )
+
+
+class Layouts:
+    """The layouts of a table's buckets, each computed once, and the one in use.
+
+    Args:
+        table: the layers.
+    """
+
+    def __init__(self, table: LayerTable) -> None:
+        self._table = table
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
+        self._current: Layout | None = None
+
+    def lay_out(self, layers: tuple[int, ...], bits: Sequence[int]) -> Layout:
+        """Begin a bucket.
+
+        Args:
+            layers: in the order of its buffer.
+            bits: planned ones of every layer of the model.
+        """
+        key = (layers, tuple(bits[i] for i in layers))
+        self._current = None
+        layout = self._known.get(key)
+        if layout is None:
+            if len(self._known) >= _LAYOUTS_KEPT:
+                self._known.clear()
+            layout = self._known[key] = self._table.layout(*key)
+        self._current = layout
+        return layout
+
+    @property
+    def current(self) -> Layout:
+        """Of the bucket begun last.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if self._current is None:
+            raise RuntimeError("digest() lays the bucket out and comes first")
+        return self._current

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,21 @@ WORKER, OWNER, SHRINK = "worker", "owner", "shrink"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_DOWN = 0.9  # factor on what is carried, each time that a residual is found too large
 _Key = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feedback:
+    """What a layer's values are given of what was rounded away before.
+
+    Attributes:
+        residual: fp32, or None; valid until that of the next layer is asked for.
+        gain: share of it that is carried.
+        fresh: receives what is rounded away now, where it is kept.
+    """
+
+    residual: Tensor | None
+    gain: float
+    fresh: Tensor | None
 
 
 class ResidualStore:
@@ -105,6 +121,11 @@ class ResidualStore:
             if grown < 1.0:
                 self._shrink[name] = grown
 
+    @property
+    def narrow(self) -> bool:
+        """Whether what is kept is converted to be used: `get` has one at a time of a kind."""
+        return self._dtype != torch.float32
+
     def get(self, kind: str, name: str) -> Tensor | None:
         """The residual of a layer, fp32 and flat, or None; valid until the next of its kind."""
         kept = self._kept.get((kind, name))
@@ -120,6 +141,14 @@ class ResidualStore:
         """A buffer for a new residual; its content is undefined."""
         return self._buffer(elements, torch.float32)
 
+    def feedback(self, kind: str, name: str, elements: int) -> Feedback:
+        """What a layer has as residual, and room for the new one of ``elements``."""
+        return Feedback(
+            residual=self.get(kind, name),
+            gain=self.gain(name),
+            fresh=self.fresh(elements) if self.enabled else None,
+        )
+
     def _buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
         try:
             return self._spare[elements, dtype].pop()
@@ -129,6 +158,15 @@ class ResidualStore:
     def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
         """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
         self._staged.append(((kind, name), residual))
+
+    def offer(self, kind: str, name: str, own: Feedback, *, held: bool) -> None:
+        """Stage what a layer's values left, unless it was ``held``: then its residual waits."""
+        if own.fresh is None:
+            return
+        if held:
+            self.recycle(own.fresh)
+        else:
+            self.stage(kind, name, own.fresh)
 
     def recycle(self, buffer: Tensor) -> None:
         """Give back a buffer that holds nothing."""

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .codec import Feedback, Feedbacks, Values
+from .codec import Feedbacks, Values
 from .device import settle
 from .layout import Place
+from .residual import Feedback
 
 _LAUNCH = threading.Lock()
 _STARTS_KEPT = 4096  # layers times bits tables; 4 bytes a rank each

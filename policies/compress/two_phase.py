@@ -17,16 +17,15 @@ from torch import Tensor
 
 from .bucket import Bucket, Outcome
 from .channel import Channel
-from .codec import Codec, Feedback, TorchCodec
+from .codec import Codec, TorchCodec
 from .device import Gradients
 from .header import Header, judge
-from .layout import LayerTable, Layout, Place
+from .layout import LayerTable, Layout, Layouts, Place
 from .quantise import OVERFLOW_BITS
-from .residual import OWNER, WORKER, ResidualStore
+from .residual import OWNER, WORKER, Feedback, ResidualStore
 from .wire import BF16_BYTES
 from .workspace import Workspace
 
-_LAYOUTS_KEPT = 512  # buckets times bits tables; older ones are computed again
 _ALIGNED = 8  # bytes
 _HOST = Gradients()
 
@@ -60,8 +59,7 @@ class TwoPhase:
         self._space = workspace
         self.table = table  # whose residuals this rank keeps, as `rank` of its world
         self.rank = channel.rank
-        self._layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], Layout] = {}
-        self._layout: Layout | None = None
+        self._layouts = Layouts(table)
 
     def warm_up(self) -> None:
         """Compile the kernels now: no rank should wait for it in the first compressed step."""
@@ -98,52 +96,37 @@ class TwoPhase:
     def digest(self, bucket: Bucket, bits: Sequence[int]) -> int:
         """Lay the bucket out; 32 bits that ranks with another layout do not have."""
         self._space.renew()
-        key = (bucket.layers, tuple(bits[i] for i in bucket.layers))
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _LAYOUTS_KEPT:
-                self._layouts.clear()
-            layout = self._layouts[key] = self.table.layout(*key)
+        layout = self._layouts.lay_out(bucket.layers, bits)
         held = sum(self.table.elements[i] for i in bucket.layers)
         if held != bucket.buffer.numel():
             raise ValueError(f"{bucket.buffer.numel()} values where its layers have {held}")
-        self._layout = layout
         return layout.digest
 
     def prepare(self, bucket: Bucket) -> bool:
         """Quantise this rank's gradients; False if one of them is not finite."""
-        layout = self._need_layout()
+        layout = self._layouts.current
         world, stride, lead = layout.world, layout.payload, self._channel.lead
         message = self._space.get("shares", world * stride, torch.uint8)
         self._space.get("received", world * stride, torch.uint8)  # memory is short here or never
         self._space.get("share", lead + stride, torch.uint8)
         self._space.get("gathered", world * (lead + stride), torch.uint8)
-        made: list[Tensor | None] = []
+        made: list[Feedback] = []
 
         def gradient(place: Place) -> Tensor:
             return self._values(bucket.buffer[place.offset : place.offset + place.elements])
 
         def feedback(place: Place) -> Feedback:
-            own = self._feedback(WORKER, place, place.blocks)
-            made.append(own.fresh)
-            return own
+            made.append(self._feedback(WORKER, place, place.blocks))
+            return made[-1]
 
         largest = self._codec.encode_all(layout.places, gradient, feedback, message, stride)
-        for place, found, fresh in zip(layout.places, largest, made, strict=True):
-            if fresh is not None and found is None:
-                self._store.recycle(fresh)
-            elif fresh is not None:
-                self._store.stage(WORKER, place.name, fresh)
+        for place, found, own in zip(layout.places, largest, made, strict=True):
+            self._store.offer(WORKER, place.name, own, held=found is None)
         finite = max((found or 0 for found in largest), default=0) < OVERFLOW_BITS
         return self._prepare_dense(bucket, layout, message) and finite
 
     def _feedback(self, kind: str, place: Place, count: int) -> Feedback:
-        """What a layer has as residual, and room for the new one of ``count`` blocks."""
-        return Feedback(
-            residual=self._store.get(kind, place.name),
-            gain=self._store.gain(place.name),
-            fresh=self._store.fresh(count * self.table.block) if self._store.enabled else None,
-        )
+        return self._store.feedback(kind, place.name, count * self.table.block)
 
     def transfer(
         self,
@@ -163,7 +146,7 @@ class TwoPhase:
             finite: whether what this rank prepared is, where the header could not say it yet.
             error: why this rank could not prepare it.
         """
-        layout = self._need_layout()
+        layout = self._layouts.current
         world, stride = layout.world, layout.payload
         received = self._space.get("received", world * stride, torch.uint8)
         shares = self._space.get("shares", world * stride, torch.uint8)
@@ -184,11 +167,6 @@ class TwoPhase:
             error = caught
             self._decode(self._reference, layout, gathered, bucket)
         return Outcome(failed=(), finite=True, error=error)
-
-    def _need_layout(self) -> Layout:
-        if self._layout is None:
-            raise RuntimeError("digest() lays the bucket out and comes first")
-        return self._layout
 
     def _values(self, values: Tensor) -> Tensor:
         """In a type that the codec takes."""
@@ -235,8 +213,7 @@ class TwoPhase:
 
         def feedback(place: Place) -> Feedback:
             own = self._feedback(OWNER, place, int(place.owned[self._channel.rank]))
-            if own.fresh is not None:
-                self._store.stage(OWNER, place.name, own.fresh)
+            self._store.offer(OWNER, place.name, own, held=False)
             return own
 
         worst = self._codec.reduce_all(
