@@ -18,6 +18,7 @@ import torch
 
 from xtune.policies.compress import kernels
 from xtune.policies.compress.codec import NumbaCodec
+from xtune.policies.compress.kernel_tools import pointer
 from xtune.policies.compress.layout import LayerTable, Place
 
 RUNS = 9
@@ -52,9 +53,9 @@ def _accumulate(
         owner = (base + j) % world
         slot = starts[owner] + j // world
         share = owner * stride
-        scale = kernels._read_scale(kernels._from(message, share + scale_offset + slot * 2))
-        codes = kernels._from(message, share + code_offset + slot * (BLOCK * bits // 8))
-        to = kernels._from(out, j * BLOCK)
+        scale = kernels._read_scale(pointer(message, share + scale_offset + slot * 2))
+        codes = pointer(message, share + code_offset + slot * (BLOCK * bits // 8))
+        to = pointer(out, j * BLOCK)
         kernels._unpack(codes, BLOCK, bits, scale, True, to, to)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .bucket import Bucket, Outcome, Quantiser, Reduced
 from .channel import Channel
+from .chunk_codec import best_chunks
 from .codec import best_codec
 from .exchange import DENSE, Exchange
 from .header import Header, Verdict, judge
@@ -154,7 +155,7 @@ class ScatterExchange(Exchange):
     def _quantiser(self, table: LayerTable) -> Quantiser:
         if self._node is not None:
             return NodeScatter(self._node, self._part, self.store)
-        codec = best_codec(world=1, rank=0, block=table.block)
+        codec = best_chunks(block=self._part.block)
         return Scatter(self._shard, self._part, codec, self.store, Workspace())
 
     def _prepare(self, bucket: Bucket, mode: str) -> bool:

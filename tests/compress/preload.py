@@ -7,8 +7,10 @@ import torch._dynamo  # `fully_shard` imports it, late and slowly
 import torch.distributed.fsdp
 
 from xtune.policies.attach import attach
+from xtune.policies.compress.chunk_codec import NumbaChunks
 from xtune.policies.compress.codec import NumbaCodec
 from xtune.policies.compress.layout import LayerTable
+from xtune.policies.compress.residual import Feedback
 
 torch.set_num_threads(1)
 _LAYOUT = LayerTable(names=("a",), elements=(300,), world=1, block=256, dense_below=1).layout(
@@ -23,5 +25,8 @@ _CODEC.encode(_PLACE, _VALUES, _KEPT, 1.0, _KEPT, _MESSAGE, _STRIDE)
 _CODEC.encode(_PLACE, torch.zeros(300), None, 1.0, None, _MESSAGE, _STRIDE)
 _CODEC.reduce(_PLACE, _MESSAGE, _STRIDE, _KEPT, 1.0, _KEPT, _MESSAGE.clone(), 0)
 _CODEC.decode(_PLACE, _MESSAGE, _STRIDE, 0, _VALUES)
+_CHUNKS, _OWN = NumbaChunks(block=256), Feedback(residual=None, gain=1.0, fresh=None)
+_CHUNKS.encode([_PLACE], _VALUES.view(1, -1), 0, [_OWN], _MESSAGE.view(1, -1), 0)
+_CHUNKS.sum([_PLACE], _MESSAGE.view(1, -1), 1.0, _VALUES)
 
 __all__ = ["attach"]
