@@ -78,9 +78,8 @@ def allocate_bits(
     for i in free:
         bits[i] = WIDTHS[-1]
     left = allowed - total_error(elements, powers, bits)
-    steps = sorted(  # the error that one bit less adds grows from bit to bit, so this order is
-        (_step(powers[i], width), i, width) for i in free for width in WIDTHS[:-1]
-    )  # one that takes 7 before 6 in each layer
+    # What one bit less adds grows from bit to bit, so in this order a layer's 7 come before its 6.
+    steps = sorted((_step(powers[i], width), i, width) for i in free for width in WIDTHS[:-1])
     for _, i, width in steps:
         added = elements[i] * _step(powers[i], width)
         if bits[i] == width + 1 and added <= left:
