@@ -1,0 +1,1 @@
+"""Units over several paths, back in order."""
