@@ -112,29 +112,31 @@ def new_group(ranks: Sequence[int], wait: timedelta, backend: str = "gloo") -> d
     ``dist.new_group``, where only the members call it, names a group after its ranks and the
     number of groups that the process has. The name comes again once a group has ended, and with
     it, from the store, the addresses at which the ended group was reached; and ranks that are in
-    different numbers of groups wait for each other under different names.
+    different numbers of groups wait for each other under different names. It is used where torch
+    has not what a name of one's own needs.
 
     Args:
         ranks: of the whole job; each of them makes its groups of these ranks in one order.
         wait: how long a collective waits for a rank.
         backend: whose collectives it has.
     """
-    members, rank, default = sorted(ranks), dist.get_rank(), _c10d._get_default_group()
-    store = _c10d._get_default_store()
-    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
+    members = sorted(ranks)
+    try:
+        make, store = _c10d._new_process_group_helper, _c10d._get_default_store()
+        device, known = _c10d._get_default_group().bound_device_id, _c10d._world.pg_group_ranks
+    except AttributeError:  # a release that calls it otherwise
+        made = dist.new_group(members, wait, backend, use_local_synchronization=True)
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+    rank, digest = dist.get_rank(), hashlib.sha256(repr(members).encode()).hexdigest()[:16]
     count = store.add(f"xtune/{digest}/{rank}", 1)  # the store outlives this engine
-    group, _ = _c10d._new_process_group_helper(
-        len(members),
-        members.index(rank),
-        members,
-        backend,
-        store,
-        f"xtune/{digest}/{count}",
-        timeout=wait,
-        device_id=default.bound_device_id,
+    name = f"xtune/{digest}/{count}"
+    place = members.index(rank)
+    group, _ = make(
+        len(members), place, members, backend, store, name, timeout=wait, device_id=device
     )
     assert isinstance(group, dist.ProcessGroup)
-    _c10d._world.pg_group_ranks[group] = {member: place for place, member in enumerate(members)}
+    known[group] = {member: place for place, member in enumerate(members)}
     return group
 
 

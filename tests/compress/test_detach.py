@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.compress.training import (
     weights,
     wrapped,
 )
+from xtune.policies import connections
 from xtune.policies.spec import dumps
 
 CYCLES = 20
@@ -207,3 +209,20 @@ def test_a_wrong_mesh_on_one_rank_is_told_to_all_and_can_be_mended(case: str) ->
         warned = rank == 0 and case == "unwanted"  # where no rank raised for it
         assert lines == warned
         assert same
+
+
+def _older(rank: int, world: int) -> list[Any]:
+    """A release of torch without what names a group as we want."""
+    connections._c10d = SimpleNamespace()
+    model = wrapped()
+    handle = attached(model, policy(compression={"rung_by_level": (3, 3, 3, 3)}))
+    train(model, handle, optimizer(model), rank, 0, 4)
+    return [
+        handle.metrics()["rung"],
+        handle.metrics()["failed_steps"],
+        same_everywhere(weights(model)),
+    ]
+
+
+def test_another_release_of_torch_names_the_groups() -> None:
+    assert run(2, _older) == [[3, 0, True]] * 2
