@@ -275,6 +275,7 @@ class Handle:
         if engine is not None:
             engine.hook.close()
             engine.hook.detached = True
+            engine.exchange.store.clear()  # the hook stays, and would keep them
             engine.log.close()
             engine.release()
             self._off_reason = "detached"

@@ -226,3 +226,18 @@ def _older(rank: int, world: int) -> list[Any]:
 
 def test_another_release_of_torch_names_the_groups() -> None:
     assert run(2, _older) == [[3, 0, True]] * 2
+
+
+def _memory(rank: int, world: int) -> list[bool]:
+    model = wrapped()
+    handle = attached(model, policy(compression={"rung_by_level": (3, 3, 3, 3)}))
+    train(model, handle, optimizer(model), rank, 0, 4)
+    engine = handle._engine
+    assert engine is not None
+    kept = [bool(engine.exchange.store.state_dict()["worker"])]
+    handle.detach()
+    return [*kept, bool(engine.exchange.store.state_dict()["worker"])]
+
+
+def test_residuals_go_though_the_hook_stays() -> None:
+    assert run(2, _memory) == [[True, False]] * 2
