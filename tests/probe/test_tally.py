@@ -1,0 +1,96 @@
+"""What becomes of probes, against cases worked out by hand and a ledger kept beside."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtune.policies.probe.packet import UNKNOWN, Drop, Packet, Signal
+from xtune.policies.probe.tally import Outcome, Tally, worse
+
+OWN = Signal(0.2, None, 3.0)
+
+
+def answer(sequence: int, stamp_ns: int, signal: Signal = UNKNOWN) -> Packet:
+    return Packet(True, sequence, 0, stamp_ns, signal)
+
+
+def test_round_trip_and_jitter_by_the_formula_of_rfc_3550() -> None:
+    tally = Tally(1000)
+    jitters = []
+    for i, rtt_ns in enumerate((100, 260, 180)):
+        tally.sent(i, 7000 + i, 10_000 * i)
+        found = tally.answered(
+            answer(i, 7000 + i, Signal(0.5, 1e-3, 4.0)), OWN, 10_000 * i + rtt_ns
+        )
+        assert found == Outcome(7000 + i, rtt_ns, Signal(0.5, 1e-3, 3.0))
+        jitters.append(tally.reading().jitter_ns)
+    assert jitters == [None, 160 / 16, 10 + (80 - 10) / 16]
+    reading = tally.reading()
+    assert (reading.sent, reading.finished, reading.lost, reading.late) == (3, 3, 0, 0)
+    assert (reading.rtt_ns, reading.answered_ns, reading.finished_ns) == (180, 20_180, 20_180)
+
+
+def test_unanswered_probes_are_lost_in_order_and_late_answers_counted() -> None:
+    tally = Tally(1000)
+    for i in range(3):
+        tally.sent(i, 50 + i, 100 * i)
+    assert tally.expire(1000) == []  # exactly in time is in time
+    assert tally.answered(answer(1, 51), OWN, 900) == Outcome(51, 800, OWN)
+    assert tally.expire(1201) == [Outcome(50, None, UNKNOWN), Outcome(52, None, UNKNOWN)]
+    assert tally.reading().history == 0b011
+    assert tally.answered(answer(0, 50), OWN, 1300) is None
+    assert tally.answered(answer(0, 50), OWN, 1301) is Drop.REPLAYED
+    reading = tally.reading()
+    assert (reading.lost, reading.late, reading.finished, reading.sent) == (2, 1, 3, 3)
+    assert (reading.answered_ns, reading.finished_ns) == (900, 1201)
+
+
+def test_an_answer_past_its_time_that_was_not_given_up_yet_is_lost_and_late() -> None:
+    tally = Tally(1000)
+    tally.sent(0, 50, 0)
+    assert tally.answered(answer(0, 50), OWN, 1001) == Outcome(50, None, UNKNOWN)
+    reading = tally.reading()
+    assert (reading.lost, reading.late, reading.rtt_ns, reading.history) == (1, 1, None, 1)
+
+
+def test_answers_to_probes_of_another_time_are_replays() -> None:
+    tally = Tally(1000)
+    tally.sent(0, 50, 0)
+    assert tally.answered(answer(0, 49), OWN, 1) is Drop.REPLAYED
+    assert tally.answered(answer(1, 50), OWN, 1) is Drop.REPLAYED
+    assert tally.reading().finished == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 400) | st.none(), max_size=100), st.data())
+def test_every_probe_ends_once(trips: list[int | None], data: st.DataObject) -> None:
+    """A probe each 10 ns; its answer takes so long, or never comes; 200 ns are in time."""
+    events = [(10 * i, 0, i) for i in range(len(trips))]
+    events += [(10 * i + trip, 1, i) for i, trip in enumerate(trips) if trip is not None]
+    tally, ended = Tally(200), []
+    for at, kind, i in sorted(events):
+        if kind == 0:
+            tally.sent(i, i, at)
+        else:
+            found = tally.answered(answer(i, i), UNKNOWN, at)
+            ended += [found] if isinstance(found, Outcome) else []
+        if data.draw(st.booleans()):
+            ended += tally.expire(at)
+    ended += tally.expire(10**6)
+    reading = tally.reading()
+    assert sorted(outcome.stamp_ns for outcome in ended) == list(range(len(trips)))
+    good = {i for i, trip in enumerate(trips) if trip is not None and trip <= 200}
+    assert {o.stamp_ns for o in ended if o.rtt_ns is not None} == good
+    assert all(o.rtt_ns == trips[o.stamp_ns] for o in ended if o.rtt_ns is not None)
+    assert (reading.sent, reading.finished) == (len(trips), len(trips))
+    assert reading.lost == len(trips) - len(good)
+    assert reading.late == sum(trip is not None for trip in trips) - len(good)
+    lost_bits = sum((o.rtt_ns is None) << p for p, o in enumerate(reversed(ended[-64:])))
+    assert reading.history == lost_bits
+
+
+def test_the_worse_end_counts_and_unknown_is_not_zero() -> None:
+    assert worse(Signal(0.1, None, 5.0), Signal(None, 0.0, 2.0)) == Signal(0.1, 0.0, 2.0)
+    assert worse(Signal(0.1, 0.3, 1.0), Signal(0.4, 0.2, 9.0)) == Signal(0.4, 0.3, 1.0)
+    assert worse(UNKNOWN, UNKNOWN) == UNKNOWN
