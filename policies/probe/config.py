@@ -1,0 +1,214 @@
+"""What an agent and a reflector are told, in a JSON or TOML file."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as _File
+from typing import Any
+
+from .packet import Address
+from .sources import SourceError, make_sources
+
+MOST_RATE_HZ = 10_000.0  # probes a second of one agent, which has one core
+MOST_PATHS = 512  # select() takes descriptors below 1024
+_PORTS = 1 << 16
+
+
+class ConfigError(ValueError):
+    """A wrong configuration; the text names the field."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """One path to probe.
+
+    Attributes:
+        name: Unique in the agent; the router's link, unless its feed is told others.
+        local: Own address and port, which choose the path where switches hash; port 0 is any.
+        remote: The reflector.
+        dst: Name of the reflecting host.
+        number: The path's index in its set.
+        link: Directed port, where one probe measures one link.
+        device: Interface that packets leave by, whatever the routes say.
+        sources: Of this end's occupancy, errors and margin, see `make_sources`.
+    """
+
+    name: str
+    local: Address
+    remote: Address
+    dst: str
+    number: int
+    link: str | None = None
+    device: str | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listen:
+    """One address that a reflector answers on, and this end's sources."""
+
+    local: Address
+    sources: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """The whole of it.
+
+    Attributes:
+        host: This host's name.
+        key_file: With mode 0600; without it the key is in ``XTUNE_PROBE_KEY``.
+        readings: File of the shared memory; the reflector's counts are beside it.
+        rate_hz: Probes a second on each path.
+        timeout_s: Without an answer for so long a probe is lost.
+        source_interval_s: Sources are read no more often.
+        log: JSON lines that ``xtune collect`` reads as ``link_probes``; ``%h`` is the host.
+        log_bytes: The file never grows past it.
+        paths: What an agent probes.
+        listen: What a reflector answers on.
+    """
+
+    host: str = field(default_factory=lambda: socket.gethostname().lower())
+    key_file: str | None = None
+    readings: str = "/dev/shm/xtune-probe"
+    rate_hz: float = 100.0
+    timeout_s: float = 0.1
+    source_interval_s: float = 0.001
+    log: str | None = None
+    log_bytes: int = 256_000_000
+    paths: tuple[Path, ...] = ()
+    listen: tuple[Listen, ...] = ()
+
+
+_TEXTS = ("host", "key_file", "readings", "log")
+_NUMBERS = {"rate_hz": MOST_RATE_HZ, "timeout_s": 60.0, "source_interval_s": 60.0}
+
+
+def load_config(path: str | _File) -> Config:
+    """Read a file: TOML if its name ends so, else JSON.
+
+    Raises:
+        ConfigError: Its content is wrong.
+        OSError: It cannot be read.
+    """
+    content = _File(path).read_bytes()
+    try:
+        said = tomllib.loads(content.decode()) if str(path).endswith(".toml") else None
+        return make_config(json.loads(content) if said is None else said)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def make_config(said: Any) -> Config:
+    """A configuration from what a file said.
+
+    Raises:
+        ConfigError: An unknown field, a wrong value, more than one core can send.
+    """
+    _table(said, "configuration", (*_TEXTS, *_NUMBERS, "log_bytes", "paths", "listen"))
+    known: dict[str, Any] = {name: _text(said, name, name) for name in _TEXTS if name in said}
+    for name, most in _NUMBERS.items():
+        if name in said:
+            known[name] = _number(said[name], name, most)
+    if "log_bytes" in said:
+        known["log_bytes"] = int(_number(said["log_bytes"], "log_bytes", 2.0**62))
+    paths = tuple(_path(entry, i) for i, entry in enumerate(_list(said, "paths")))
+    listen = tuple(_listen(entry, i) for i, entry in enumerate(_list(said, "listen")))
+    config = Config(paths=paths, listen=listen, **known)
+    if len({path.name for path in paths}) != len(paths):
+        raise ConfigError("paths: two of one name")
+    if len(paths) > MOST_PATHS or len(listen) > MOST_PATHS:
+        raise ConfigError(f"paths, listen: at most {MOST_PATHS} in one process")
+    if len(paths) * config.rate_hz > MOST_RATE_HZ:
+        raise ConfigError(
+            f"rate_hz: {len(paths)} paths at {config.rate_hz:g} are more than "
+            f"{MOST_RATE_HZ:g} probes a second; use several agents"
+        )
+    return config
+
+
+def _path(said: Any, index: int) -> Path:
+    where = f"paths[{index}]"
+    _table(said, where, ("name", "local", "remote", "dst", "path", "link", "device", "sources"))
+    remote = _address(said.get("remote"), f"{where}.remote", any_port=False)
+    number = said.get("path", index)
+    if type(number) is not int or not 0 <= number < 1 << 31:
+        raise ConfigError(f"{where}.path: {number!r} is no index")
+    return Path(
+        name=_text(said, "name", f"{where}.name"),
+        local=_address(said.get("local"), f"{where}.local", any_port=True),
+        remote=remote,
+        dst=_text(said, "dst", f"{where}.dst") if "dst" in said else remote[0],
+        number=number,
+        link=_text(said, "link", f"{where}.link") if "link" in said else None,
+        device=_text(said, "device", f"{where}.device") if "device" in said else None,
+        sources=_sources(said, where),
+    )
+
+
+def _listen(said: Any, index: int) -> Listen:
+    where = f"listen[{index}]"
+    _table(said, where, ("local", "sources"))
+    local = _address(said.get("local"), f"{where}.local", any_port=False)
+    if local[0] == "0.0.0.0":  # the answer's own address would be the route's choice
+        raise ConfigError(f"{where}.local: one address, not all")
+    return Listen(local=local, sources=_sources(said, where))
+
+
+def _sources(said: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    sources: Mapping[str, Any] = said.get("sources", {})
+    try:
+        make_sources(sources, 0)
+    except (SourceError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where}.sources: {error}") from error
+    return sources
+
+
+def _address(said: Any, where: str, *, any_port: bool) -> Address:
+    """``10.0.0.1:4790``; the port may be left out, or 0, where any will do."""
+    host, _, port = said.partition(":") if isinstance(said, str) else ("", "", "")
+    try:
+        number = int(port or "0")
+        ipaddress.IPv4Address(host)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {said!r} is no IPv4 address with a port") from error
+    if not (0 if any_port else 1) <= number < _PORTS:
+        raise ConfigError(f"{where}: {said!r} has no port")
+    return host, number
+
+
+def _table(said: Any, where: str, known: tuple[str, ...]) -> None:
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: a table is wanted")
+    if unknown := said.keys() - set(known):
+        raise ConfigError(f"{where}: unknown: {', '.join(sorted(unknown))}")
+
+
+def _list(said: Mapping[str, Any], name: str) -> list[Any]:
+    found = said.get(name, [])
+    if not isinstance(found, list):
+        raise ConfigError(f"{name}: a list is wanted")
+    return found
+
+
+def _text(said: Mapping[str, Any], name: str, where: str) -> str:
+    found = said.get(name)
+    if not isinstance(found, str) or not found:
+        raise ConfigError(f"{where}: a text is wanted, not {found!r}")
+    return found
+
+
+def _number(said: Any, where: str, most: float) -> float:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        raise ConfigError(f"{where}: a number is wanted, not {said!r}")
+    if not 0 < said <= most:
+        raise ConfigError(f"{where}: {said:g} is not within 0 and {most:g}")
+    return float(said)
