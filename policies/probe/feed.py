@@ -1,0 +1,149 @@
+"""From shared memory to the router: each probe's outcome once, without a system call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from .readings import HISTORY, STALE_NS, Reading, ReadingsError, ReadingsReader
+
+REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
+
+
+class Observer(Protocol):
+    """What takes readings: `Router`."""
+
+    def observe(
+        self,
+        link: str,
+        *,
+        occupancy: float | None = None,
+        error_rate: float | None = None,
+        at_ns: int | None = None,
+        lost: bool = False,
+    ) -> None:
+        """Take one reading of a link, or the timeout of a probe."""
+
+
+class Feed:
+    """Hands an observer what is new; call `poll` before each choice, or every few of them.
+
+    Of a table that goes stale, because its agent has died, nothing is handed on: the router's
+    readings grow old and it routes as without probes. Once a second at most, and only while stale,
+    the file is looked for again, which are the only system calls.
+
+    Args:
+        path: The agent's readings; the file need not exist yet.
+        router: Takes the readings.
+        links: For each probed path the links that its probes speak for; by default the path's name
+            is the link's.
+        clock: CLOCK_MONOTONIC in ns, the router's clock.
+        stale_ns: Without a heartbeat for so long the agent counts as dead.
+
+    Attributes:
+        skipped: Outcomes that a late poll could not see any more.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        router: Observer,
+        links: Mapping[str, Sequence[str]] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        stale_ns: int = STALE_NS,
+    ) -> None:
+        self.skipped = 0
+        self._path = path
+        self._router = router
+        self._given = links
+        self._clock = clock
+        self._stale_ns = stale_ns
+        self._reader: ReadingsReader | None = None
+        self._looked_ns: int | None = None
+        self._links: list[Sequence[str]] = []
+        self._versions: list[int] = []
+        self._finished: list[int] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether an agent writes."""
+        return self._reader is not None and self._reader.alive()
+
+    def poll(self) -> int:
+        """Hand on the outcomes since the last call; never raises for a file's sake.
+
+        Returns:
+            How many.
+        """
+        if not self.alive and not self._look():
+            return 0
+        reader = self._reader
+        assert reader is not None
+        count = 0
+        for index, links in enumerate(self._links):
+            version = reader.version(index)
+            if version == self._versions[index]:
+                continue
+            reading = reader.read(index)
+            if reading is None:
+                continue
+            self._versions[index] = version
+            count += self._hand_on(index, links, reading)
+        return count
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _hand_on(self, index: int, links: Sequence[str], reading: Reading) -> int:
+        new = reading.finished - self._finished[index]
+        self._finished[index] = reading.finished
+        seen = min(new, HISTORY)
+        self.skipped += new - seen
+        for place in range(seen - 1, -1, -1):
+            lost = bool(reading.history >> place & 1)
+            # The newest answer alone has values; those before it count for the blacklist.
+            newest = not lost and not _answer_since(reading.history, place)
+            at_ns = reading.answered_ns if newest else reading.finished_ns
+            for link in links:
+                self._router.observe(
+                    link,
+                    occupancy=reading.occupancy if newest else None,
+                    error_rate=reading.error_rate if newest else None,
+                    at_ns=at_ns,
+                    lost=lost,
+                )
+        return seen
+
+    def _look(self) -> bool:
+        """Whether a living table is there after a look, or it is too early for one."""
+        now_ns = self._clock()
+        if self._looked_ns is not None and now_ns - self._looked_ns < REOPEN_NS:
+            return False
+        self._looked_ns = now_ns
+        if self._reader is not None:
+            if not self._reader.reopen():
+                return False
+        else:
+            try:
+                self._reader = ReadingsReader(self._path, self._clock, stale_ns=self._stale_ns)
+            except (OSError, ReadingsError):
+                return False
+        names = self._reader.names
+        self._links = [
+            (name,) if self._given is None else self._given.get(name, ()) for name in names
+        ]
+        self._versions = [0] * len(names)
+        self._finished = [0] * len(names)
+        return self._reader.alive()
+
+
+def _answer_since(history: int, place: int) -> bool:
+    """Whether an outcome newer than this place's is an answer."""
+    mask = (1 << place) - 1
+    return history & mask != mask
