@@ -155,7 +155,7 @@ def test_a_budget_must_hold_the_largest_unit_in_each_place(words: dict[str, int]
 
 def test_a_view_is_charged_by_its_bytes() -> None:
     stream = Reassembly()
-    values = memoryview(np.zeros(10, dtype=np.float64))
+    values = np.zeros(10, dtype=np.float64).data
     stream.offer(Unit(epoch=0, tensor=1, index=0, count=1, payload=values), 0)
     assert stream.resident_bytes == 80 + UNIT_COST_BYTES
 
@@ -177,7 +177,7 @@ def test_sums_have_the_bits_of_the_unrouted_run() -> None:
     for rank, tensor, half in arrivals:
         part = values[rank, tensor, 32 * half : 32 * half + 32]
         arrived_sum[32 * half : 32 * half + 32] += part
-        sent = Unit(epoch=0, tensor=tensor, index=half, count=2, payload=memoryview(part))
+        sent = Unit(epoch=0, tensor=tensor, index=half, count=2, payload=part.data)
         assert streams[rank].offer(sent, 0) is Verdict.ADMITTED
     released = [stream.swap() for stream in streams]
     routed = np.zeros(64, np.float32)
