@@ -1,0 +1,1 @@
+"""Actuators: what carries a routing choice out. Each is a module of its own, imported by name."""
