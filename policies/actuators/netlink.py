@@ -1,0 +1,297 @@
+"""Routes and nexthop objects by raw netlink (``linux/rtnetlink.h``, ``linux/nexthop.h``).
+
+Just the messages that the nexthop actuator needs, without a library: a replacement is one system
+call with a message of some 50 bytes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .base import Refused
+from .watcher import ANSWER_S, ERROR
+
+NEW_ROUTE, DELETE_ROUTE, GET_ROUTE = 24, 25, 26
+NEW_NEXTHOP, DELETE_NEXTHOP, GET_NEXTHOP = 104, 105, 106
+REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
+_REQUEST, _ACKNOWLEDGE, _DUMP = 0x1, 0x4, 0x300
+_CAPPED, _HAS_ATTRIBUTES = 0x100, 0x200
+_DONE = 3
+_SOL_NETLINK, _EXTENDED_ERRORS = 270, 11
+_TEXT_OF_ERROR = 1
+
+NHA_ID, NHA_GROUP, NHA_GROUP_TYPE, NHA_OIF, NHA_GATEWAY, NHA_RES_GROUP = 1, 2, 3, 5, 6, 12
+_RESILIENT = 1
+_RES_BUCKETS, _RES_IDLE_TIMER = 1, 2
+_NESTED = 0x8000
+MOST_WEIGHT = 256
+
+RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY = 1, 2, 4, 5, 6
+RTA_TABLE, RTA_NH_ID = 15, 30
+_RTA_CACHEINFO = 12
+_RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
+_PATH_OF_ROUTE = {RTA_OIF, RTA_GATEWAY, 9, 18, 21, 22}  # MULTIPATH, VIA, ENCAP_TYPE, ENCAP
+_CLONED, _ONLINK = 0x200, 0x4
+_MAIN_TABLE, _STATIC, _UNICAST = 254, 4, 1
+_UDP = 17
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """One attribute, padded to four bytes."""
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes in a message's tail, kinds without their flags."""
+    at = 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, data[at + 4 : at + length]
+        at += (length + 3) & ~3
+
+
+def message(kind: int, flags: int, body: bytes) -> bytes:
+    """A request that is acknowledged."""
+    return (
+        struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST | _ACKNOWLEDGE, 1, 0) + body
+    )
+
+
+def family(address: Address | Network) -> int:
+    """The address family as the kernel numbers it."""
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def nexthop(number: int, gateway: Address, device: int) -> bytes:
+    """Create a nexthop; refused where the number is taken."""
+    return message(
+        NEW_NEXTHOP,
+        CREATE | EXCLUSIVE,
+        struct.pack("=BBBBI", family(gateway), 0, _STATIC, 0, 0)
+        + attribute(NHA_ID, struct.pack("=I", number))
+        + attribute(NHA_OIF, struct.pack("=I", device))
+        + attribute(NHA_GATEWAY, gateway.packed),
+    )
+
+
+def group(
+    number: int,
+    members: Iterable[tuple[int, int]],
+    *,
+    buckets: int | None = None,
+    idle_s: float = 0.0,
+    replace: bool = False,
+) -> bytes:
+    """Create a group of nexthops, or replace one.
+
+    Args:
+        number: Its number.
+        members: Nexthop and weight (1 to 256) of each.
+        buckets: Hash buckets of a resilient group; None for one by hash thresholds.
+        idle_s: A bucket of a resilient group moves when it was idle for so long.
+        replace: It exists.
+
+    Returns:
+        The request.
+    """
+    # The ninth bit of a weight came with Linux 6.12; 256 is the largest that eight hold.
+    packed = b"".join(struct.pack("=IBBH", n, weight - 1, 0, 0) for n, weight in members)
+    body = struct.pack("=BBBBI", 0, 0, _STATIC, 0, 0)
+    body += attribute(NHA_ID, struct.pack("=I", number)) + attribute(NHA_GROUP, packed)
+    if buckets is not None:
+        ticks = round(idle_s * 100)  # clock_t: hundredths of a second on every architecture
+        inner = attribute(_RES_BUCKETS, struct.pack("=H", buckets))
+        inner += attribute(_RES_IDLE_TIMER, struct.pack("=I", ticks))
+        body += attribute(NHA_GROUP_TYPE, struct.pack("=H", _RESILIENT))
+        body += attribute(NHA_RES_GROUP | _NESTED, inner)
+    return message(NEW_NEXTHOP, REPLACE if replace else CREATE | EXCLUSIVE, body)
+
+
+def delete_nexthop(number: int) -> bytes:
+    """Delete a nexthop or a group, and with it the routes that use it."""
+    body = struct.pack("=BBBBI", 0, 0, 0, 0, 0) + attribute(NHA_ID, struct.pack("=I", number))
+    return message(DELETE_NEXTHOP, 0, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route as the kernel told it.
+
+    Attributes:
+        head: Its ``rtmsg``.
+        tail: Kind and value of its attributes.
+    """
+
+    head: bytes
+    tail: tuple[tuple[int, bytes], ...]
+
+    def value(self, kind: int) -> bytes | None:
+        """The value of one attribute."""
+        return next((value for own, value in self.tail if own == kind), None)
+
+    @property
+    def metric(self) -> int:
+        """Lower is preferred."""
+        value = self.value(RTA_PRIORITY)
+        return 0 if value is None else int(struct.unpack("=I", value)[0])
+
+    def restored(self) -> bytes:
+        """A request that puts it back in the place of whatever has its destination and metric."""
+        drop = {_RTA_CACHEINFO}
+        if self.value(RTA_NH_ID) is not None:
+            drop |= _PATH_OF_ROUTE  # told beside the number, not taken beside it
+        return self._new(self.head, [(k, v) for k, v in self.tail if k not in drop])
+
+    def through(self, number: int) -> bytes:
+        """A request that sends it through a nexthop group; metric and source address stay."""
+        drop = {_RTA_CACHEINFO, RTA_NH_ID, *_PATH_OF_ROUTE}
+        head = self.head[:6] + bytes([0]) + self.head[7:8] + bytes(4)  # scope: everywhere
+        kept = [(k, v) for k, v in self.tail if k not in drop]
+        return self._new(head, [*kept, (RTA_NH_ID, struct.pack("=I", number))])
+
+    def deleted(self) -> bytes:
+        """A request that deletes it, whatever path it has."""
+        named = {RTA_DST, RTA_PRIORITY, RTA_TABLE}
+        body = self.head[:5] + bytes([0, 255, 0]) + bytes(4)  # any protocol, scope and type
+        body += b"".join(attribute(k, v) for k, v in self.tail if k in named)
+        return message(DELETE_ROUTE, 0, body)
+
+    def _new(self, head: bytes, tail: Sequence[tuple[int, bytes]]) -> bytes:
+        flags = struct.unpack("=I", head[8:12])[0] & _ONLINK
+        body = head[:8] + struct.pack("=I", flags) + b"".join(attribute(k, v) for k, v in tail)
+        return message(NEW_ROUTE, CREATE | REPLACE, body)
+
+
+def new_route(destination: Network, metric: int) -> Route:
+    """A static route of the main table, without a path yet."""
+    head = struct.pack("=BBBBBBBBI", family(destination), destination.prefixlen, 0, 0,
+                       _MAIN_TABLE, _STATIC, 0, _UNICAST, 0)  # fmt: skip
+    tail = [(RTA_DST, destination.network_address.packed)]
+    if metric:
+        tail.append((RTA_PRIORITY, struct.pack("=I", metric)))
+    return Route(head, tuple(tail))
+
+
+class Netlink:
+    """A socket to the kernel's routing, in the network namespace of the thread that opens it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.settimeout(ANSWER_S)
+        self._socket.setsockopt(_SOL_NETLINK, _EXTENDED_ERRORS, 1)
+        self._socket.bind((0, 0))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def request(self, request: bytes) -> None:
+        """Send a request and wait for the acknowledgement.
+
+        Args:
+            request: As made here.
+
+        Raises:
+            Refused: With the kernel's own words.
+            OSError: No answer.
+        """
+        self._socket.send(request)
+        for _ in self._answers(until_acknowledged=True):
+            pass
+
+    def routes(self, destination: Network, metric: int | None = None) -> list[Route]:
+        """The main table's routes to exactly this destination, the preferred one first."""
+        body = struct.pack("=BBBBBBBBI", family(destination), 0, 0, 0, 0, 0, 0, 0, 0)
+        self._socket.send(message(GET_ROUTE, _DUMP, body))
+        wanted = (destination.prefixlen, _MAIN_TABLE, _UNICAST)
+        any_address = bytes(len(destination.network_address.packed))
+        found = []
+        for _, data in list(self._answers()):
+            route = Route(data[:12], tuple(attributes(data[12:])))
+            flags = struct.unpack("=I", data[8:12])[0]
+            address = route.value(RTA_DST) or any_address
+            if (
+                (data[1], data[4], data[7]) == wanted
+                and address == destination.network_address.packed
+                and not flags & _CLONED
+                and metric in (None, route.metric)
+            ):
+                found.append(route)
+        return sorted(found, key=lambda route: route.metric)
+
+    def nexthops(self) -> set[int]:
+        """The numbers of all nexthops and groups.
+
+        Raises:
+            Refused: The kernel has none.
+        """
+        self._socket.send(message(GET_NEXTHOP, _DUMP, struct.pack("=BBBBI", 0, 0, 0, 0, 0)))
+        found = set()
+        for _, data in list(self._answers()):
+            values = dict(attributes(data[8:]))
+            found.add(struct.unpack("=I", values[NHA_ID])[0])
+        return found
+
+    def path_of(
+        self, destination: Address, source_port: int, port: int, source: Address | None
+    ) -> Route:
+        """The route that a UDP packet takes, by the kernel's own hash.
+
+        Raises:
+            Refused: It has none.
+        """
+        bits = destination.max_prefixlen
+        source_bits = 0 if source is None else bits
+        body = struct.pack("=BBBBBBBBI", family(destination), bits, source_bits, 0, 0, 0, 0, 0, 0)
+        body += attribute(RTA_DST, destination.packed)
+        if source is not None:
+            body += attribute(RTA_SRC, source.packed)
+        body += attribute(_RTA_IP_PROTO, bytes([_UDP]))
+        body += attribute(_RTA_SPORT, struct.pack("!H", source_port))
+        body += attribute(_RTA_DPORT, struct.pack("!H", port))
+        self._socket.send(message(GET_ROUTE, 0, body))
+        (answer,) = list(self._answers(until_acknowledged=True))
+        return Route(answer[1][:12], tuple(attributes(answer[1][12:])))
+
+    def _answers(self, *, until_acknowledged: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Kind and body of each answer, to the end of a dump or to the acknowledgement."""
+        while True:
+            data = self._socket.recv(1 << 18)
+            at = 0
+            while at + 16 <= len(data):
+                length, kind, flags, _, _ = struct.unpack_from("=IHHII", data, at)
+                body = data[at + 16 : at + length]
+                at += (length + 3) & ~3
+                if kind == ERROR:
+                    _raise(body, flags)
+                    if until_acknowledged:
+                        return
+                elif kind == _DONE:
+                    return
+                else:
+                    yield kind, body
+
+
+def _raise(body: bytes, flags: int) -> None:
+    """Raise what an error message says; nothing for an acknowledgement."""
+    code = struct.unpack_from("=i", body)[0]
+    if code == 0:
+        return
+    words = os.strerror(-code)
+    if flags & _HAS_ATTRIBUTES:
+        repeated = struct.unpack_from("=I", body, 4)[0]
+        at = 4 + (16 if flags & _CAPPED else (repeated + 3) & ~3)
+        text = dict(attributes(body[at:])).get(_TEXT_OF_ERROR)
+        if text:
+            words += f" ({text.rstrip(bytes(1)).decode('ascii', 'replace')})"
+    raise Refused(f"the kernel refuses: {words}")
