@@ -16,7 +16,7 @@ from torch import Tensor
 from .layout import Place
 from .quantise import dequantise, magnitude_bits, pack, quantise, unpack
 from .residual import Feedback
-from .wire import SCALE_BYTES, code_bytes
+from .wire import BF16_BYTES, SCALE_BYTES, code_bytes
 
 HELD = -1  # instead of a worst magnitude: there was nothing to send
 _AT_ONCE = 1 << 18  # elements that the reference has in hand
@@ -61,6 +61,12 @@ class ChunkCodec(Protocol):
             messages: uint8 (ranks, bytes), contiguous.
             factor: taken as fp32.
             out: fp32, flat.
+        """
+
+    def sum_bf16(self, messages: Tensor, start: int, factor: float, out: Tensor) -> None:
+        """As `sum`, of the bf16 values from byte ``start`` of each message on, as many as ``out``.
+
+        ``start`` and the length of a message are even.
         """
 
 
@@ -156,6 +162,14 @@ class TorchChunks:
                     total += values
             out[offset : offset + elements] = total[:elements] * factor
 
+    def sum_bf16(self, messages: Tensor, start: int, factor: float, out: Tensor) -> None:
+        """See `ChunkCodec.sum_bf16`."""
+        total = torch.zeros_like(out)
+        end = start + len(out) * BF16_BYTES
+        for values in messages[:, start:end].view(torch.bfloat16):
+            total += values
+        torch.mul(total, factor, out=out)
+
 
 class NumbaChunks:
     """Fused kernels on the CPU. Raises ImportError where numba cannot compile them."""
@@ -165,10 +179,11 @@ class NumbaChunks:
 
         if getattr(numba.config, "DISABLE_JIT", 0):  # the loops would run in the interpreter
             raise ImportError("NUMBA_DISABLE_JIT is set")
-        from . import kernels
+        from . import dense_kernels, kernels
 
         self.block = block
         self._kernels = kernels
+        self._dense = dense_kernels
 
     def encode(
         self,
@@ -199,6 +214,14 @@ class NumbaChunks:
         self._kernels.sum_chunks(
             messages.view(-1).numpy(), messages.shape[1], chunk_table(places, self.block),
             self.block, np.float32(factor), out.numpy(),
+        )  # fmt: skip
+
+    def sum_bf16(self, messages: Tensor, start: int, factor: float, out: Tensor) -> None:
+        """See `ChunkCodec.sum_bf16`."""
+        halves = messages.view(-1).view(torch.int16).numpy()
+        self._dense.sum_bf16(
+            halves, messages.shape[1] // BF16_BYTES, start // BF16_BYTES, np.float32(factor),
+            out.numpy(),
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from .layout import DensePart, LayerTable, Layout, Layouts, Place
 from .quantise import OVERFLOW_BITS
 from .residual import WORKER, Feedback, ResidualStore
 from .two_phase import is_finite
-from .wire import BF16_BYTES, blocks
+from .wire import BF16_BYTES, blocks, scatter_dense_below
 from .workspace import Workspace
 
 _CONVERTED = 1 << 18  # elements that are in hand as fp32 where gradients are narrower
@@ -72,15 +72,14 @@ def shard_table(
         spread: ranks that a parameter is spread over.
         world: ranks that sum one shard; 1 for a chunk, which is a message by itself.
         block: elements that share a scale.
-        dense_below: smaller parameters travel as bf16; so do shards of half a block or less,
-            which at 8 bits would be the longer for the padding.
+        dense_below: smaller parameters travel as bf16, and more; see `scatter_dense_below`.
     """
     return LayerTable(
         names=tuple(names),
         elements=tuple(shards),
         world=world,
         block=block,
-        dense_below=max(block // 2 + 1, -(-dense_below // spread)),
+        dense_below=scatter_dense_below(dense_below, spread, block),
     )
 
 
@@ -121,6 +120,7 @@ class Scatter:
         own = Feedback(residual=None, gain=1.0, fresh=None)
         self._codec.encode(layout.places, values, 0, (own,), message, 0)
         self._codec.sum(layout.places, message, 1.0, values.view(-1))
+        self._codec.sum_bf16(message, 0, 1.0, values.view(-1)[:1])
 
     def residual_sizes(self) -> dict[tuple[str, str], int]:
         """Elements of each residual that this rank may keep, by kind and name."""
@@ -238,10 +238,8 @@ class Scatter:
         if layout.places:
             codec.sum(layout.places, messages, factor, total)
         if layout.dense_share:
-            dense = self._space.get("total", layout.dense_share, torch.float32).zero_()
-            for message in _dense_view(messages, layout):
-                dense += message
-            dense *= factor
+            dense = self._space.get("total", layout.dense_share, torch.float32)
+            codec.sum_bf16(messages, layout.dense_offset, factor, dense)
             for run in _runs(layout.dense):
                 stretch = dense[run.start : run.start + run.elements]
                 total[run.offset : run.offset + run.elements].copy_(stretch)

@@ -269,3 +269,49 @@ def dense_bucket_bytes(elements: int, element_bytes: int, world: int) -> int:
 def saved_share(wire_bytes: int, dense: int) -> float | None:
     """Compression ratio, 1 - wire / dense; None before anything would have been sent."""
     return 1.0 - wire_bytes / dense if dense else None
+
+
+def scatter_dense_below(dense_below: int, spread: int, block: int) -> int:
+    """Elements of a shard below which it travels as bf16.
+
+    Those of a layer under ``dense_below``; and of half a block or less, which at 8 bits would be
+    the longer for the padding.
+
+    Args:
+        dense_below: of whole layers.
+        spread: ranks that a layer is spread over.
+        block: elements that share a scale.
+    """
+    return max(block // 2 + 1, -(-dense_below // spread))
+
+
+def scatter_plan_bytes(
+    shards: Sequence[int],
+    bits: Sequence[int],
+    world: int,
+    block: int = 256,
+    *,
+    dense_below: int = 4096,
+    calls: Sequence[Sequence[int]] | None = None,
+) -> int:
+    """Bytes one rank sends in one iteration of a sharded model, under a plan of bits per layer.
+
+    One phase, over all ranks that a layer is spread over; see `scatter_bytes`. What they are to
+    be held against is ``ring_scatter_bytes(world * sum(shards) * element_bytes, world)``.
+
+    Args:
+        shards: elements of each layer's shard, padding included, model order.
+        bits: planned bits of each layer, same order (16: bf16).
+        world: ranks that a layer is spread over; with one rank nothing is sent.
+        block: elements that share a scale.
+        dense_below: smaller layers travel in bf16, by their elements over all ranks.
+        calls: layer indices of each call, one a module that is sharded by itself; default: one.
+    """
+    small = scatter_dense_below(dense_below, world, block)
+    widths = [
+        effective_bits(count, width, small) for count, width in zip(shards, bits, strict=True)
+    ]
+    return sum(
+        scatter_bytes([shards[i] for i in call], [widths[i] for i in call], world, block)
+        for call in ([range(len(shards))] if calls is None else calls)
+    )

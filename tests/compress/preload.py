@@ -28,5 +28,6 @@ _CODEC.decode(_PLACE, _MESSAGE, _STRIDE, 0, _VALUES)
 _CHUNKS, _OWN = NumbaChunks(block=256), Feedback(residual=None, gain=1.0, fresh=None)
 _CHUNKS.encode([_PLACE], _VALUES.view(1, -1), 0, [_OWN], _MESSAGE.view(1, -1), 0)
 _CHUNKS.sum([_PLACE], _MESSAGE.view(1, -1), 1.0, _VALUES)
+_CHUNKS.sum_bf16(_MESSAGE.view(1, -1), 0, 1.0, _VALUES[:1])
 
 __all__ = ["attach"]

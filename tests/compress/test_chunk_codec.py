@@ -211,3 +211,18 @@ def test_a_residual_of_another_size_is_refused() -> None:
         own = Feedback(residual=residual, gain=1.0, fresh=None)
         with pytest.raises(ValueError, match="residual"):
             NumbaChunks(block=16).encode(layout.places, torch.ones(3, 40), 0, [own], messages, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bf16_is_summed_in_rank_order(backend: type[NumbaChunks | TorchChunks]) -> None:
+    """Of 2^24, 1, 1 and -2^24 nothing is left, and of 1, 1, 2^24 and -2^24 two."""
+    big, count = 2.0**24, 10_000  # more than stays in the cache
+    values = torch.tensor([[big, 1.0], [1.0, 1.0], [1.0, big], [-big, -big]])
+    values = torch.cat([values, torch.tensor([[-0.5], [0.25], [0.125], [2.0**-20]])], dim=1)
+    messages = torch.full((4, 6 + 2 * 3 * count), 255, dtype=torch.uint8)
+    section = values.repeat(1, count).to(torch.bfloat16)
+    messages[:, 6:] = section.view(torch.uint8)
+    out = torch.full((3 * count,), 7.0)
+    backend(block=16).sum_bf16(messages, 6, -0.5, out)
+    expected = torch.tensor([0.0, -1.0, -0.5 * (-0.125 + 2.0**-20)])
+    assert torch.equal(out, expected.repeat(count))

@@ -175,6 +175,10 @@ def _matches(rank: int, world: int, kind: torch.dtype, residuals: torch.dtype) -
         "loss": reduced.mean_loss,
         "norm": math.isclose(reduced.norm, float(got.double().norm()), rel_tol=1e-5),
         "bytes": reduced.wire_bytes == wire.scatter_bytes(shards, widths, world, BLOCK),
+        "planned": reduced.wire_bytes
+        == wire.scatter_plan_bytes(
+            SHARDS, BITS, world, BLOCK, dense_below=DENSE_BELOW, calls=[ORDER]
+        ),
         "dense": (reduced.dense_bytes_bf16, reduced.dense_bytes_fp32),
     }
 
@@ -199,6 +203,7 @@ def test_output_is_what_plain_torch_computes_bit_for_bit(
         assert rank["loss"] == (world - 1) / 2
         assert rank["norm"]
         assert rank["bytes"]
+        assert rank["planned"]
         sent = (world - 1) * CHUNK  # (N-1)/N of N chunks
         assert rank["dense"] == (2 * sent, 4 * sent)
 

@@ -62,6 +62,24 @@ def test_buckets_are_filled_from_the_last_layer() -> None:
     assert buckets == [[3], [2, 1], [0]]
 
 
+def test_a_sharded_models_bytes_by_hand() -> None:
+    """Each rank sends every other one a header a call, and what that one's shards take."""
+    shards, bits, world = (600, 100, 200, 40), (4, 8, 6, 4), 3
+    # 3 blocks of 130 bytes; 100 bf16; 1 block of 194 bytes; 40 bf16, for 120 is under 128.
+    expected = 2 * (32 + 390 + 200) + 2 * (32 + 194 + 80)
+    options = {"dense_below": 128, "calls": [(0, 1), (2, 3)]}
+    assert wire.scatter_plan_bytes(shards, bits, world, 256, **options) == expected
+    assert wire.scatter_plan_bytes(shards, bits, world, 256, dense_below=128) == expected - 64
+    # 200 * 3 elements are few now, and 100 * 3 were as bf16 anyway.
+    few = wire.scatter_plan_bytes(shards, bits, world, 256, dense_below=601)
+    assert few == expected - 64 + 2 * (400 - 194)
+    assert wire.scatter_plan_bytes(shards, bits, 1, 256) == 0
+    # Of whole blocks 4.0625 bits of 16 travel, as in two phases.
+    sent = wire.scatter_plan_bytes([1 << 20], [4], 8)
+    dense = wire.ring_scatter_bytes(2 * 8 << 20, 8)
+    assert round(wire.saved_share(sent, dense) or 0.0, 3) == 0.746
+
+
 def test_no_ranks_to_send_to() -> None:
     assert wire.plan_wire_bytes([10_000], [4], 1) == 0
     assert wire.saved_share(0, 0) is None
