@@ -161,6 +161,11 @@ class TestPerfquery(Seeded):
     rows = {"link_counters": 1}
 
 
+class TestProbes(Seeded):
+    name = "probes"
+    rows = {"link_probes": 4}
+
+
 class TestPrometheus(Seeded):
     name = "prometheus"
     rows = {"link_counters": 5, "ports": 2}

@@ -36,6 +36,7 @@ _KEYS = {
     "topology_links": ("src_guid", "src_port"),
     "steps": ("step", "split"),
     "decisions": ("ts", "step", "kind"),
+    "link_probes": ("ts", "path"),
     "layer_gradients": ("step", "layer"),
     "gpu_samples": ("host", "gpu", "ts"),
 }

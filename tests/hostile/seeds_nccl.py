@@ -1,4 +1,4 @@
-"""Seeds of the collectors of NCCL's and PyTorch's traces and of decisions."""
+"""Seeds of the collectors of NCCL's and PyTorch's traces, of decisions and probes."""
 
 from __future__ import annotations
 
@@ -205,6 +205,30 @@ def _decisions() -> bytes:
     )
 
 
+def _probes() -> bytes:
+    return lines(
+        *(
+            json.dumps(
+                {
+                    "xtune_probe": 1,
+                    "src": "h0",
+                    "dst": "h1",
+                    "path": n,
+                    "link": "0x0000000000000001/1",
+                    "name": "h0>l0",
+                    "ts_ns": AT_NS + n,
+                    "rtt_ns": None if n == 2 else 12_345 + n,
+                    "occupancy": None if n == 2 else 0.25,
+                    "error_rate": 1e-6,
+                    "signal_margin": 2.5,
+                    "lost": n == 2,
+                }
+            )
+            for n in range(4)
+        )
+    )
+
+
 def _profiler_event(
     name: str, cat: str, phase: str, number: int, ts: float, **args: object
 ) -> str:
@@ -307,5 +331,10 @@ SEEDS = {
         form="jsonl",
         inputs=(_decisions(),),
         stands=("ts", "job", "rank", "step", "before", "after"),
+    ),
+    "probes": Seed(
+        form="jsonl",
+        inputs=(_probes(),),
+        stands=("ts", "path", "rtt_ns", "occupancy", "lost"),
     ),
 }
