@@ -294,11 +294,10 @@ def _build(
         exchange.quantised.warm_up()
     path = request.environ.get("XTUNE_DECISIONS") or None
     log = DecisionLog(path, rank=dist.get_rank(), job=request.job, shadow=request.mode == "shadow")
-
-    peers = model.peers(channels[0], nodes[0])
+    peers, scatters = model.peers(channels[0], nodes[0]), model.scatters(nodes[0])
 
     def controller() -> Controller:
-        return Controller(policy, layers, peers, log, bus=request.bus)
+        return Controller(policy, layers, peers, log, bus=request.bus, scatters=scatters)
 
     running = controller()
     if channels[0].rank == 0:

@@ -45,6 +45,7 @@ class Controller:
         world: Ranks.
         log: Where changes are noted; nowhere by default.
         bus: Shared with a router; a private one by default.
+        scatters: What is summed stays with its owner, as in a sharded model.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Controller:
         log: DecisionLog | None = None,
         *,
         bus: Bus | None = None,
+        scatters: bool = False,
     ) -> None:
         self.policy = policy
         self.layers = tuple(layers)
@@ -67,7 +69,8 @@ class Controller:
         self._powers: list[LayerPower | None] = [None] * len(self.layers)  # agreed
         self._measured: dict[int, LayerPower] = {}  # on this rank, since the last regulation
         self._by_norms = policy.compression.allocation == "norms"
-        self._rungs = ladder_plans(policy, layers, world)
+        self._scatters = scatters
+        self._rungs = ladder_plans(policy, layers, world, scatters=scatters)
         self._regulator = Regulator(policy, self._rungs)
         self._safety = SafetyWatch(policy.safety)
         self._slowdown = Slowdown(policy.bus.smoothing)
@@ -344,7 +347,14 @@ class Controller:
 
     def _replan(self, current: Sequence[RungPlan]) -> None:
         if self._by_norms and any(power is not None for power in self._powers):
-            self._rungs = ladder_plans(self.policy, self.layers, self.world, self._powers, current)
+            self._rungs = ladder_plans(
+                self.policy,
+                self.layers,
+                self.world,
+                self._powers,
+                current,
+                scatters=self._scatters,
+            )
             self._regulator.plans = self._rungs
 
     @property

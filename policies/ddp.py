@@ -117,6 +117,10 @@ class ReplicatedModel:
         """Ranks between which values are quantised."""
         return channel.world if node is None else node.across.world
 
+    def scatters(self, _node: Node | None) -> bool:
+        """Every rank needs the whole sum."""
+        return False
+
     def exchange(
         self,
         channel: Channel,

@@ -123,6 +123,10 @@ class ShardedModel:
         """Ranks between which values are quantised."""
         return self._width if node is None or self.replicated else node.across.world
 
+    def scatters(self, node: Node | None) -> bool:
+        """Whether what is summed stays with its owner, quantised once."""
+        return node is None or self.replicated
+
     def exchange(
         self,
         channel: Channel,

@@ -45,6 +45,9 @@ class Model(Protocol):
     def peers(self, channel: Channel, node: Node | None) -> int:
         """Ranks between which values are quantised."""
 
+    def scatters(self, node: Node | None) -> bool:
+        """Whether what is summed stays with its owner, quantised once."""
+
     def exchange(
         self,
         channel: Channel,

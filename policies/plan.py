@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .allocate import allocate_bits
 from .compress import wire
@@ -119,6 +120,8 @@ def ladder_plans(
     world: int,
     powers: Sequence[LayerPower | None] | None = None,
     current: Sequence[RungPlan] = (),
+    *,
+    scatters: bool = False,
 ) -> tuple[RungPlan, ...]:
     """Each rung of the policy's ladder for one model.
 
@@ -128,6 +131,7 @@ def ladder_plans(
         world: Ranks.
         powers: What was measured of each layer, for allocation by norms.
         current: The ladder in force, whose tables of bits stay where they are nearly as good.
+        scatters: What is summed stays with its owner, as in a sharded model.
 
     Returns:
         One record a rung. Rung 0 leaves gradients as they are; another one of 16 bits sends bf16,
@@ -139,7 +143,13 @@ def ladder_plans(
         return (plain,)
     elements = [layer.elements for layer in layers]
     narrow = replace(plain, mode=BF16)
-    narrow = replace(narrow, ratio=planned_ratio(narrow, elements, world, compression))
+    ratio = partial(
+        _scatter_ratio if scatters else planned_ratio,
+        elements=elements,
+        world=world,
+        compression=compression,
+    )
+    narrow = replace(narrow, ratio=ratio(narrow))
     plans = [plain]
     for rung, step in enumerate(compression.ladder[1:], 1):
         bits = layer_bits(layers, step.bits_input, step.bits_head, compression)
@@ -156,7 +166,7 @@ def ladder_plans(
                 elements, powers, bits, budget=compression.error_budget, current=before
             )
         made = RungPlan(mode=mode, bits=bits, ratio=0.0, keep_share=step.keep_share)
-        made = replace(made, ratio=planned_ratio(made, elements, world, compression))
+        made = replace(made, ratio=ratio(made))
         if made.ratio <= narrow.ratio and mode in ("quantise", "shared"):
             made = narrow  # small layers, wide blocks: it would send more than it saves
         plans.append(made)
@@ -193,4 +203,17 @@ def planned_ratio(
             elements, plan.bits, ranks, compression.block, dense_below=small
         )
     dense = wire.dense_bytes(sum(elements), ranks, wire.BF16_BYTES)
+    return wire.saved_share(sent, dense) or 0.0
+
+
+def _scatter_ratio(
+    plan: RungPlan, elements: Sequence[int], world: int, compression: Compression
+) -> float:
+    """As `planned_ratio`, of a reduce-scatter of layers that every rank has a shard of."""
+    ranks = max(world, FEWEST_RANKS)
+    shards = [-(-count // ranks) for count in elements]
+    sent = wire.scatter_plan_bytes(
+        shards, plan.bits, ranks, compression.block, dense_below=compression.dense_below_elements
+    )
+    dense = wire.ring_scatter_bytes(ranks * sum(shards) * wire.BF16_BYTES, ranks)
     return wire.saved_share(sent, dense) or 0.0

@@ -99,6 +99,8 @@ def _close(rank: int, world: int) -> dict[str, Any]:
         "bytes": metrics["wire_bytes"] - 4 * iteration_bytes(handle, world),
         "side": wire.side_bytes(len(handle._engine.controller.report()), world),  # type: ignore[union-attr]
         "dense": metrics["dense_bytes_bf16"] / 4 / (world - 1),
+        "planned": metrics["planned_ratio"],
+        "ratio": 1 - 4 * iteration_bytes(handle, world) / metrics["dense_bytes_bf16"],
         "failed": metrics["failed_steps"],
         "kept": {name for _, name in residuals(handle)},
     }
@@ -111,6 +113,7 @@ def test_gradients_are_near_to_those_of_fsdp_and_the_same_on_every_run(world: in
         assert rank["within"]
         assert rank["bytes"] == rank["side"]  # T = 4: one regulation
         assert rank["dense"] == 2 * sum(shard(name, world) for name in SIZES)
+        assert rank["planned"] == pytest.approx(rank["ratio"], abs=0.005)  # a header a module
         assert rank["failed"] == 0
         assert rank["kept"] == {"first.weight", "middle.weight", "head.weight"}
 
