@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from .config import Config
@@ -76,6 +76,10 @@ class Agent:
             Lane(path, codec, timeout_ns, make_sources(path.sources, source_ns), clock, wall)
             for path in config.paths
         ]
+        self._timeout_ns = timeout_ns
+        self._expiring: deque[tuple[int, int]] = deque()  # when and which path, in that order
+        self._epoll = select.epoll()
+        self._by_file: dict[int, int] = {}
         self._started_ns = self._flushed_ns = clock()
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -97,11 +101,14 @@ class Agent:
         # agent that was not scheduled for a while does not take its own absence for loss.
         asked_ns = self._clock()
         full = self._receive(max(0.0, min(BEAT_S, (self._due_ns() - asked_ns) / 1e9)))
-        for index, lane in enumerate(self._lanes):
-            if index not in full:
-                outcomes: list[Outcome] = []
-                lane.expire(asked_ns, outcomes)
-                self._publish(index, outcomes)
+        while self._expiring and self._expiring[0][0] < asked_ns:
+            index = self._expiring[0][1]
+            if index in full:
+                break
+            del self._expiring[0]
+            outcomes: list[Outcome] = []
+            self._lanes[index].expire(asked_ns, outcomes)
+            self._publish(index, outcomes)
         self._writer.beat()
         if asked_ns - self._flushed_ns >= _FLUSH_NS:
             self._flushed_ns = asked_ns
@@ -124,6 +131,7 @@ class Agent:
             self._log.close()
         for lane in self._lanes:
             lane.close()
+        self._epoll.close()
         self._writer.close()
 
     def _due_ns(self) -> int:
@@ -136,16 +144,26 @@ class Agent:
             self._ticks += behind
             self._skipped += behind
         while self._due_ns() <= now_ns:
-            self._lanes[self._ticks % len(self._lanes)].send()
+            self._send(self._ticks % len(self._lanes))
             self._ticks += 1
+
+    def _send(self, index: int) -> None:
+        lane = self._lanes[index]
+        before = lane.socket
+        lane.send()
+        self._expiring.append((self._clock() + self._timeout_ns, index))
+        if lane.socket is not None and lane.socket is not before:
+            file = lane.socket.fileno()
+            self._epoll.register(file, select.EPOLLIN)
+            self._by_file[file] = index
 
     def _receive(self, wait_s: float) -> set[int]:
         """Take answers for so long; returns the paths that have more of them."""
-        sockets = {lane.socket: i for i, lane in enumerate(self._lanes) if lane.socket is not None}
-        ready, _, _ = select.select(sockets, (), (), wait_s)
+        # epoll itself waits for whole milliseconds only, and the next probe may be due in less.
+        select.select((self._epoll,), (), (), wait_s)
         full = set()
-        for channel in ready:
-            index = sockets[channel]
+        for file, _ in self._epoll.poll(0, len(self._lanes)):
+            index = self._by_file[file]
             outcomes: list[Outcome] = []
             if not self._lanes[index].drain(outcomes):
                 full.add(index)

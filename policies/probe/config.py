@@ -16,7 +16,7 @@ from .packet import Address
 from .sources import SourceError, make_sources
 
 MOST_RATE_HZ = 10_000.0  # probes a second of one agent, which has one core
-MOST_PATHS = 512  # select() takes descriptors below 1024
+MOST_PATHS = 512  # a descriptor each, of the 1024 that a process has by default
 _PORTS = 1 << 16
 
 

@@ -63,6 +63,7 @@ class Feed:
         self._stale_ns = stale_ns
         self._reader: ReadingsReader | None = None
         self._looked_ns: int | None = None
+        self._updates = -1
         self._links: list[Sequence[str]] = []
         self._versions: list[int] = []
         self._finished: list[int] = []
@@ -82,6 +83,10 @@ class Feed:
             return 0
         reader = self._reader
         assert reader is not None
+        updates = reader.updates()  # before the entries: what changes meanwhile is seen next time
+        if updates == self._updates:
+            return 0
+        self._updates = updates
         count = 0
         for index, links in enumerate(self._links):
             version = reader.version(index)
@@ -89,6 +94,7 @@ class Feed:
                 continue
             reading = reader.read(index)
             if reading is None:
+                self._updates = -1  # try again, though nothing else may come
                 continue
             self._versions[index] = version
             count += self._hand_on(index, links, reading)
@@ -138,6 +144,7 @@ class Feed:
         self._links = [
             (name,) if self._given is None else self._given.get(name, ()) for name in names
         ]
+        self._updates = -1
         self._versions = [0] * len(names)
         self._finished = [0] * len(names)
         return self._reader.alive()

@@ -31,8 +31,9 @@ STALE_NS = 500_000_000  # without a heartbeat for so long a writer counts as dea
 COUNTERS = 32  # room for so many
 
 _HEADER = struct.Struct("=8sIIQQQQ")  # magic, version, paths, generation, pid, text bytes, CRC
-_BEAT = _HEADER.size // 8  # words: heartbeat, counters, then text and entries
-_COUNTERS = _BEAT + 1
+_BEAT = _HEADER.size // 8  # words: heartbeat, updates, counters, then text and entries
+_UPDATES = _BEAT + 1
+_COUNTERS = _UPDATES + 1
 _TEXT_AT = 8 * (_COUNTERS + COUNTERS)
 _ENTRY = struct.Struct("=QQqqqddddQQQ")
 _CRC = struct.Struct("=Q")
@@ -127,6 +128,7 @@ class ReadingsWriter:
         self._words[word] = odd
         self._map[at + 8 : at + 8 + _CONTENT_BYTES] = content + _CRC.pack(_crc(content, even))
         self._words[word] = even
+        self._words[_UPDATES] += 1
 
     def count(self, place: int, value: int) -> None:
         """Publish one count.
@@ -205,6 +207,10 @@ class ReadingsReader:
                 return _unpack(content)
         self.torn += 1
         return None
+
+    def updates(self) -> int:
+        """Changes whenever any entry does."""
+        return self._words[_UPDATES]
 
     def version(self, index: int) -> int:
         """Changes whenever the entry does; equal versions need no second look."""

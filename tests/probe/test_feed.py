@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,22 @@ def test_every_outcome_is_handed_on_once_and_in_order(
     assert recorder.losses("l1") == recorder.losses("l2") == expected
     assert recorder.losses("x") == [] and feed.skipped == skipped
     table.writer.close()
+    feed.close()
+
+
+def test_an_entry_that_could_not_be_read_is_read_the_next_time(table: Table) -> None:
+    recorder = Recorder()
+    feed = feed_of(table, recorder)
+    table.probe(0, True)
+    table.probe(1, True)
+    at = table.path.read_bytes().index(struct.pack("=QQ", 1, 1)) - 8
+    with table.path.open("r+b", buffering=0) as file:
+        lock = os.pread(file.fileno(), 8, at)
+        os.pwrite(file.fileno(), struct.pack("=Q", 5), at)
+        assert feed.poll() == 1
+        os.pwrite(file.fileno(), lock, at)
+    assert feed.poll() == 1 and feed.poll() == 0
+    assert recorder.losses("x") == recorder.losses("y") == [True]
     feed.close()
 
 
