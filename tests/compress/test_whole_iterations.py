@@ -88,11 +88,13 @@ def _leaving(rank: int, world: int, shared: bool) -> dict[str, Any]:
         model(inputs).square().mean().backward()
     exact = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(exact.mul_(1 / world))
-    total, out = torch.zeros_like(exact, dtype=torch.float64), {}
+    total, out = torch.zeros_like(exact, dtype=torch.float64), dict[str, Any]()
     for step in range(8):
         if step == 6:
-            handle._engine.controller._wanted = 0
-            handle._begin(handle._engine, 6)
+            engine = handle._engine
+            assert engine is not None
+            engine.controller._wanted = 0
+            handle._begin(engine, 6)
         if step in (6, 7):
             out[f"kept before {step}"] = len(_kept(handle))
         model.zero_grad()

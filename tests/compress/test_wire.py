@@ -67,8 +67,9 @@ def test_a_sharded_models_bytes_by_hand() -> None:
     shards, bits, world = (600, 100, 200, 40), (4, 8, 6, 4), 3
     # 3 blocks of 130 bytes; 100 bf16; 1 block of 194 bytes; 40 bf16, for 120 is under 128.
     expected = 2 * (32 + 390 + 200) + 2 * (32 + 194 + 80)
-    options = {"dense_below": 128, "calls": [(0, 1), (2, 3)]}
-    assert wire.scatter_plan_bytes(shards, bits, world, 256, **options) == expected
+    calls = [(0, 1), (2, 3)]
+    sent = wire.scatter_plan_bytes(shards, bits, world, 256, dense_below=128, calls=calls)
+    assert sent == expected
     assert wire.scatter_plan_bytes(shards, bits, world, 256, dense_below=128) == expected - 64
     # 200 * 3 elements are few now, and 100 * 3 were as bf16 anyway.
     few = wire.scatter_plan_bytes(shards, bits, world, 256, dense_below=601)
