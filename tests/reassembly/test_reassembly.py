@@ -127,6 +127,15 @@ def test_reconnection_resumes_at_a_whole_tensor() -> None:
         stream.reconnect(4)
 
 
+def test_what_waits_for_the_consumer_is_sent_again() -> None:
+    """Tensors that came whole but found no room in the buffer were held, so they are gone."""
+    stream = of_units(8)
+    for tensor in range(5):
+        stream.offer(unit(tensor, size=1000), 0)
+    assert stream.awaited == (5, 0) and stream.reconnect(1) == 2
+    assert names(stream.swap()) == [(0, 0), (1, 0)] and stream.awaited == (2, 0)
+
+
 def test_reconnection_can_begin_anew() -> None:
     stream = Reassembly()
     for tensor in range(3):

@@ -1,0 +1,301 @@
+"""Striping over torch process groups, one for each rail, that is, each network interface.
+
+Buffers are cut by the shares that all ranks agreed on and travel over all rails at once. Nothing
+is added up on the wire and a stripe lands where it belongs, so results have the same bits whatever
+the shares. A rail that fails on any rank is given up by all of them before anything is released,
+and its stripes are sent again over the others; the control group carries them if none is left.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .base import Actuator, Refused, apportion, checked
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+RAIL_TIMEOUT_S = 5.0
+CONTROL_TIMEOUT_S = 600.0
+LEAST_SHARE = 1 / 64  # of a slow rail, so that it goes on being measured
+_CONTROL = -1
+
+_Stripe = tuple[int, int, int]  # rail, first and last but one column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rail:
+    """Where one group's connections begin: an interface, or an address of this host.
+
+    Attributes:
+        interface: Its name; first choice.
+        address: Used where no interface is named.
+    """
+
+    interface: str = ""
+    address: str = ""
+
+
+class StripedGroups(Actuator):
+    """Collectives over several rails by agreed shares. All ranks call all methods alike.
+
+    Args:
+        store: Reached by all ranks, for one opening only.
+        rank: This one.
+        world: How many.
+        rails: This rank's ends, in the same order on all ranks.
+        control: A network that is there whatever happens to the rails.
+        timeout_s: Of a transfer on a rail, from when all ranks have come to it; one that takes
+            longer is dead. Must be longer than a slow rail needs for a large buffer.
+        control_timeout_s: How late a rank may be.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        shares: Those in force, of sum 1.
+        alive: Which rails still carry.
+        sent_bytes: What this rank sent over each rail.
+
+    Raises:
+        ValueError: No rail.
+    """
+
+    name: ClassVar[str] = "process groups"
+    needs: ClassVar[tuple[str, ...]] = ("torch with gloo", "the rails' interfaces")
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        rails: Sequence[Rail],
+        *,
+        control: Rail,
+        timeout_s: float = RAIL_TIMEOUT_S,
+        control_timeout_s: float = CONTROL_TIMEOUT_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not rails:
+            raise ValueError("no rail")
+        self._store, self._rank, self._world = store, rank, world
+        self._rails, self._control = list(rails), control
+        self._timeouts = (timeout_s, control_timeout_s)
+        self._clock = clock
+        self._groups: dict[int, Any] = {}
+        self._threads: list[ThreadPoolExecutor] = []
+        self.shares = checked([1.0] * len(rails), len(rails))
+        self.alive = [True] * len(rails)
+        self.sent_bytes = [0] * len(rails)
+        self._measured = [(0, 0.0)] * len(rails)  # bytes and seconds since the last `apply`
+
+    def check(self) -> str | None:
+        """See `Actuator.check`."""
+        if not dist.is_available() or not dist.is_gloo_available():
+            return "needs torch with gloo"
+        for rail in (*self._rails, self._control):
+            try:
+                if rail.interface:
+                    socket.if_nametoindex(rail.interface)
+            except OSError:
+                return f"no interface {rail.interface}"
+        return None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._groups[_CONTROL] = self._open(_CONTROL, self._control, self._timeouts[1])
+        for number, rail in enumerate(self._rails):
+            try:
+                self._groups[number] = self._open(number, rail, self._timeouts[0])
+            except RuntimeError:  # of a network that is down; all ranks are told below
+                self.alive[number] = False
+        self._threads = [ThreadPoolExecutor(1, f"xtune-rail{n}") for n in range(len(self._rails))]
+        self._agree_on_the_living(self.alive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for thread in self._threads:
+            thread.shutdown()
+        self._threads.clear()
+        self._groups.clear()
+
+    def apply(self, shares: Sequence[float]) -> None:
+        """Agree on a plan: of what the ranks propose for a rail, the least holds.
+
+        Args:
+            shares: What this rank proposes, such as `proposal`.
+
+        Raises:
+            Refused: The ranks' least shares leave no rail.
+        """
+        proposed = torch.tensor(checked(shares, len(self._rails)), dtype=torch.float64)
+        least = self._gather(proposed).amin(0)
+        plan = [float(s) if up else 0.0 for s, up in zip(least, self.alive, strict=True)]
+        if any(self.alive):
+            if not any(plan):
+                raise Refused(f"{self.name}: the ranks' proposals leave no rail")
+            self.shares = checked(plan, len(plan))
+        self._measured = [(0, 0.0)] * len(self._rails)
+
+    def undo(self) -> None:
+        """See `Actuator.undo`: equal shares, as at first."""
+        self.shares = checked([1.0] * len(self._rails), len(self._rails))
+
+    def proposal(self) -> list[float]:
+        """Shares by what each rail was measured to carry since the last `apply`.
+
+        Returns:
+            Of sum 1; a living rail has at least `LEAST_SHARE`, and those in force hold where a
+            rail was not measured.
+        """
+        measured = [s > 0 for _, s in self._measured]
+        if any(up and not known for up, known in zip(self.alive, measured, strict=True)):
+            return list(self.shares)
+        speeds = [size / s if up else 0.0
+                  for up, (size, s) in zip(self.alive, self._measured, strict=True)]  # fmt: skip
+        total = sum(speeds) or 1.0
+        floored = [max(speed / total, LEAST_SHARE) if up else 0.0
+                   for up, speed in zip(self.alive, speeds, strict=True)]  # fmt: skip
+        return checked(floored, len(floored)) if any(floored) else list(self.shares)
+
+    def all_to_all(self, received: Tensor, shares: Tensor) -> None:
+        """Row ``r`` of ``shares`` goes to rank ``r``.
+
+        Args:
+            received: (world, n), filled with what the ranks sent, in rank order.
+            shares: (world, n), of the same type.
+        """
+
+        def exchange(group: Any, out: Tensor, part: Tensor) -> Any:
+            return group.alltoall_base(out.view(-1), part.view(-1), [], [])
+
+        self._carry(received, lambda a, b: shares[:, a:b].contiguous(), exchange)
+
+    def all_gather(self, out: Tensor, share: Tensor) -> None:
+        """Everyone gets everyone's share.
+
+        Args:
+            out: (world, n), in rank order.
+            share: (n,), of the same type.
+        """
+
+        def gather(group: Any, whole: Tensor, part: Tensor) -> Any:
+            return group._allgather_base(whole.view(-1), part)
+
+        self._carry(out, lambda a, b: share[a:b].contiguous(), gather)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Sum over the ranks, each element added in rank order by the rank that owns it.
+
+        Args:
+            buffer: (n,), overwritten; the bits do not depend on the shares.
+        """
+        width = -(-buffer.numel() // self._world)
+        padded = buffer.new_zeros(self._world * width)
+        padded[: buffer.numel()] = buffer
+        received = torch.empty_like(padded).view(self._world, width)
+        self.all_to_all(received, padded.view(self._world, width))
+        total = received[0].clone()
+        for part in received[1:]:
+            total += part
+        self.all_gather(received, total)
+        buffer.copy_(received.view(-1)[: buffer.numel()])
+
+    def _carry(
+        self,
+        out: Tensor,
+        part_of: Callable[[int, int], Tensor],
+        collective: Callable[[Any, Tensor, Tensor], Any],
+    ) -> None:
+        """Move all columns, giving up rails that fail on the way."""
+        stripes = self._cut(0, out.shape[1])
+        while stripes:
+            # A late rank is waited for here, so that a rail's timeout is of its transfer alone.
+            self._gather(torch.zeros(1))
+            buffers = [out.new_empty((out.shape[0], b - a)) for _, a, b in stripes]
+            jobs = []
+            for (rail, a, b), into in zip(stripes, buffers, strict=True):
+                if rail != _CONTROL:
+                    thread = self._threads[rail]
+                    jobs.append((rail, thread.submit(self._run, rail, collective, into,
+                                                     part_of(a, b))))  # fmt: skip
+                else:
+                    collective(self._groups[rail], into, part_of(a, b)).wait()
+            done = list(self.alive)
+            for rail, job in jobs:
+                done[rail] = job.result() and done[rail]
+            self._agree_on_the_living(done)
+            left: list[_Stripe] = []
+            for (rail, a, b), into in zip(stripes, buffers, strict=True):
+                if rail == _CONTROL or self.alive[rail]:
+                    out[:, a:b] = into
+                else:
+                    left += self._cut(a, b)
+            stripes = left
+
+    def _run(
+        self,
+        rail: int,
+        collective: Callable[[Any, Tensor, Tensor], Any],
+        into: Tensor,
+        part: Tensor,
+    ) -> bool:
+        """One stripe on the rail's own thread; whether it came through."""
+        start = self._clock()
+        try:
+            collective(self._groups[rail], into, part).wait(timedelta(seconds=self._timeouts[0]))
+        except RuntimeError:  # what gloo raises of a timeout, and of a connection that broke
+            return False
+        sent = (self._world - 1) * (into.nbytes // self._world)
+        self.sent_bytes[rail] += sent
+        size, seconds = self._measured[rail]
+        self._measured[rail] = (size + sent, seconds + self._clock() - start)
+        return True
+
+    def _cut(self, first: int, last: int) -> list[_Stripe]:
+        """Columns from ``first`` to ``last`` over the living rails, by their shares."""
+        shares = [s if up else 0.0 for s, up in zip(self.shares, self.alive, strict=True)]
+        if not any(shares):
+            return [(_CONTROL, first, last)] if last > first else []
+        stripes = []
+        for rail, width in enumerate(apportion(checked(shares, len(shares)), last - first)):
+            if width:
+                stripes.append((rail, first, first + width))
+                first += width
+        return stripes
+
+    def _agree_on_the_living(self, mine: Sequence[bool]) -> None:
+        flags = self._gather(torch.tensor(mine, dtype=torch.float64)).amin(0)
+        self.alive = [bool(flag) for flag in flags]
+
+    def _gather(self, values: Tensor) -> Tensor:
+        """What each rank has, (world, n), over the control group."""
+        everyone = values.new_empty((self._world, values.numel()))
+        self._groups[_CONTROL]._allgather_base(everyone.view(-1), values).wait()
+        return everyone
+
+    def _open(self, number: int, rail: Rail, timeout_s: float) -> Any:
+        # Built directly: `new_group` gives gloo neither a device nor options.
+        from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+        device = {"interface": rail.interface} if rail.interface else {"hostname": rail.address}
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._devices = [ProcessGroupGloo.create_device(**device)]
+        store = PrefixStore(f"xtune-rail-{number}", self._store)
+        return ProcessGroupGloo(store, self._rank, self._world, options)
