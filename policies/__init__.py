@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .bus import Bus, CompressionState, RoutingState
     from .controller import Controller
     from .decisions import DecisionLog
+    from .endpoint import Endpoint, serve
     from .forecast import Forecaster, make_forecaster
     from .forecast_batch import ForecastTable
     from .layer_norms import LayerNorms
@@ -31,6 +32,7 @@ _HOME = {
     "Controller": "controller",
     "DecisionLog": "decisions",
     "DirectedLink": "paths",
+    "Endpoint": "endpoint",
     "ForecastTable": "forecast_batch",
     "Forecaster": "forecast",
     "Layer": "plan",
@@ -47,6 +49,7 @@ _HOME = {
     "make_forecaster": "forecast",
     "preset": "presets",
     "replace_fields": "spec",
+    "serve": "endpoint",
 }
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "Controller",
     "DecisionLog",
     "DirectedLink",
+    "Endpoint",
     "ForecastTable",
     "Forecaster",
     "Layer",
@@ -73,6 +77,7 @@ __all__ = [
     "make_forecaster",
     "preset",
     "replace_fields",
+    "serve",
 ]
 
 
