@@ -154,6 +154,9 @@ class NexthopGroup(Actuator):
 
         Returns:
             Index of the path, None where it takes none of them.
+
+        Raises:
+            Refused: The kernel has no route at all.
         """
         bound = None if source is None else ipaddress.ip_address(source)
         with _kernel() as kernel:

@@ -158,6 +158,32 @@ def test_an_owner_that_does_not_renew_loses_it_and_may_begin_again(fabric: Fabri
     assert fabric.state() == before
 
 
+def test_what_others_changed_after_the_lease_is_left_alone(fabric: Fabric) -> None:
+    def work() -> str:
+        with NexthopGroup(f"{HOST}/32", PATHS, lease_s=0.3) as actuator:
+            actuator.apply([1, 1])
+            until(lambda: actuator._lease is not None and not actuator._lease.alive)
+            run(fabric.leaf1, f"route replace {HOST}/32 via {GATEWAYS[1]} metric 7")
+            return fabric.state()
+
+    changed = inside(fabric.leaf1, work)
+    assert fabric.state() == changed
+
+
+def test_a_killed_watcher_does_not_keep_the_owner_from_undoing(fabric: Fabric) -> None:
+    before = fabric.state()
+
+    def work() -> None:
+        with NexthopGroup(f"{HOST}/32", PATHS, lease_s=LONG_S) as actuator:
+            actuator.apply([1, 1])
+            assert actuator._lease is not None
+            os.kill(actuator._lease.pid, signal.SIGKILL)
+            until(lambda: actuator._lease is not None and not actuator._lease.alive)
+
+    inside(fabric.leaf1, work)
+    assert fabric.state() == before
+
+
 def test_what_the_kernel_refuses_is_said_and_nothing_is_changed(fabric: Fabric) -> None:
     before = fabric.state()
 

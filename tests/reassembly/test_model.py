@@ -67,11 +67,11 @@ class Stream(RuleBasedStateMachine):
         tensor = data.draw(st.integers(0, TENSORS - 1))
         self.send((tensor, data.draw(st.integers(0, self.counts[tensor] - 1))))
 
-    @rule(ahead=st.integers(0, 25))
+    @rule(ahead=st.integers(-4, 25))
     def near_unit(self, ahead: int) -> None:
         """Around the one that is awaited, where most of the rules meet."""
         at = self.order.index(self.stream.awaited) if self.stream.awaited in self.order else 0
-        for key in self.order[at + ahead :][:1]:
+        for key in self.order[max(0, at + ahead) :][:1]:
             self.send(key)
 
     @rule()

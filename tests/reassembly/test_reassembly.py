@@ -65,6 +65,15 @@ def test_each_verdict_says_what_the_sender_has_to_do() -> None:
     }  # fmt: skip
 
 
+def test_a_released_part_of_a_tensor_under_way_is_late() -> None:
+    stream = Reassembly()
+    stream.offer(unit(0, 0, 2), 0)
+    assert stream.offer(unit(0, 0, 2), 0) is Verdict.LATE
+    assert stream.offer(unit(0, 0, 3), 0) is Verdict.INVALID
+    stream.offer(unit(0, 1, 2), 0)
+    assert names(stream.swap()) == [(0, 0), (0, 1)] and stream.resident_bytes > 0
+
+
 def test_later_units_never_take_the_room_of_the_next_one() -> None:
     stream = of_units(8)  # four held, two in each buffer
     offered = [stream.offer(unit(t, size=1000), 0) for t in (1, 2, 3, 4, 5)]
