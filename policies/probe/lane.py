@@ -159,15 +159,16 @@ class Lane:
     def _arrival_ns(self, ancillary: list[tuple[int, int, bytes]]) -> int:
         """When the kernel had the packet, however late this process woke.
 
-        The kernel stamps with the wall clock, which may be set in between: a packet cannot have
-        waited for longer than since the socket was last empty.
+        The kernel stamps with the wall clock. Where that was set in between, the packet seems to
+        have come later than now, or before the socket was last empty: then it came now.
         """
         now_ns = self._clock()
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, _TIMESTAMPNS) and len(data) >= _TIMESPEC.size:
                 seconds, rest = _TIMESPEC.unpack_from(data)
                 waited_ns: int = self._wall() - (seconds * 1_000_000_000 + rest)
-                return now_ns - min(max(0, waited_ns), now_ns - self._emptied_ns)
+                if 0 <= waited_ns <= now_ns - self._emptied_ns:
+                    return now_ns - waited_ns
         return now_ns
 
     def _fail(self, error: OSError) -> None:

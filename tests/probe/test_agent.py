@@ -179,10 +179,12 @@ def test_answers_count_from_when_the_kernel_had_them(port: int) -> None:
             lane.drain([])
             before_ns = clocks.monotonic()
             lane.send()
+            sent_ns = clocks.monotonic()
             request, sender = peer.recvfrom(100)
             found = CODEC.unpack(request, ends(sender, path.remote), answer=False)
             assert isinstance(found, Packet)
             answer = CODEC.pack(found._replace(answer=True), ends(path.remote, sender))
+            answered_ns = clocks.monotonic()
             peer.sendto(answer, sender)
             assert lane.socket is not None
             assert select.select([lane.socket], [], [], LIMIT_S)[0]
@@ -192,9 +194,25 @@ def test_answers_count_from_when_the_kernel_had_them(port: int) -> None:
             assert lane.drain(outcomes)
             lane.expire(clocks.monotonic(), outcomes)
             assert len(outcomes) == 1 and outcomes[0].rtt_ns is not None
-            assert 0 <= outcomes[0].rtt_ns <= clocks.monotonic() - before_ns - absent_ns * 10**9
+            until_ns = clocks.monotonic() - absent_ns * 10**9
+            assert answered_ns - sent_ns <= outcomes[0].rtt_ns <= until_ns - before_ns
     lane.close()
     assert lane.reading().lost == 0
+
+
+def test_a_path_that_cannot_be_sent_on_loses_its_probes() -> None:
+    """The local address is of a block for documentation: no host's."""
+    now = [0]
+    path = ProbedPath(name="a", local=("192.0.2.1", 0), remote=("127.0.0.1", 9), dst="b", number=1)
+    lane = Lane(path, CODEC, 1000, Sources(), lambda: now[0], time.time_ns)
+    for _ in range(3):
+        lane.send()
+    now[0] = 1001
+    outcomes: list[Outcome] = []
+    assert lane.drain(outcomes)
+    lane.expire(now[0], outcomes)
+    assert [outcome.rtt_ns for outcome in outcomes] == [None] * 3
+    assert lane.counts == {"send_failed": 3} and lane.reading().lost == 3
 
 
 def test_the_rate_holds_whatever_the_delays_and_what_is_left_out_is_counted(
