@@ -145,6 +145,24 @@ def test_what_waits_for_the_consumer_is_sent_again() -> None:
     assert names(stream.swap()) == [(0, 0), (1, 0)] and stream.awaited == (2, 0)
 
 
+def test_what_was_discarded_leaves_no_gap() -> None:
+    stream = Reassembly()
+    stream.offer(unit(1), 0)
+    stream.reconnect(1)
+    assert stream.gap is None
+    stream.offer(unit(0, epoch=1), 0)
+    assert stream.gap is None and stream.awaited == (1, 0)
+
+
+def test_a_long_stream_leaves_nothing_behind() -> None:
+    stream = Reassembly()
+    for tensor in range(100):
+        stream.offer(unit(tensor), 0)
+        stream.swap()
+    stream.swap()
+    assert stream.resident_bytes == 0 and stream._counts == {} and stream._held == {}
+
+
 def test_reconnection_can_begin_anew() -> None:
     stream = Reassembly()
     for tensor in range(3):
