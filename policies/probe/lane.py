@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from .config import Path
-from .packet import PAYLOAD_BYTES, SEQUENCES, Codec, Drop, Packet, ends
+from .packet import PAYLOAD_BYTES, RECEIVE_BUFFER, SEQUENCES, Codec, Drop, Packet, ends
 from .sources import Sources
 from .tally import Outcome, Tally
 
@@ -129,6 +129,7 @@ class Lane:
         channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             channel.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             if self.path.device is not None:
                 name = self.path.device.encode()
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)

@@ -28,6 +28,7 @@ LEAST_KEY_BYTES = 16
 KEY_VARIABLE = "XTUNE_PROBE_KEY"  # hexadecimal
 WINDOW = 64  # sequence numbers behind the newest that may still arrive, once each
 SEQUENCES = 1 << 32
+RECEIVE_BUFFER = 1 << 22  # what waits while a process is not scheduled; the kernel may allow less
 _ALL_SEEN = (1 << WINDOW) - 1
 
 _FIELDS = struct.Struct("!HBBIIQHIh")

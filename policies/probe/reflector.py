@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from .config import Config
-from .packet import PAYLOAD_BYTES, Address, Codec, Drop, Packet, ReplayWindow, ends
+from .packet import PAYLOAD_BYTES, RECEIVE_BUFFER, Address, Codec, Drop, Packet, ReplayWindow, ends
 from .readings import ReadingsWriter
 from .sources import Sources, make_sources
 
@@ -50,6 +50,7 @@ class Reflector:
             for listen in config.listen:
                 channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
                 self._sockets[channel] = (listen.local, make_sources(listen.sources, source_ns))
+                channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
                 channel.bind(listen.local)
         except OSError:
             self.close()

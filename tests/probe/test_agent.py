@@ -248,6 +248,35 @@ def test_the_rate_holds_whatever_the_delays_and_what_is_left_out_is_counted(
     agent.close()
 
 
+def test_answers_that_wait_behind_many_others_are_not_given_up(tmp_path: Path, port: int) -> None:
+    """More of them than are taken at once, all past their time when the agent wakes."""
+    clocks, count = Clocks(), 265
+    remote = ("127.0.0.1", port)
+    path = ProbedPath(name="a", local=("127.0.0.1", 0), remote=remote, dst="b", number=0)
+    config = Config(readings=str(tmp_path / "t"), rate_hz=1000, timeout_s=1e4, paths=(path,))
+    agent = Agent(config, KEY, clocks.monotonic, clocks.wall)
+    requests: list[tuple[bytes, Any]] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(remote)
+        while len(requests) < count:
+            clocks.shift_ns += 10 * MS
+            agent.turn()
+            while select.select([peer], [], [], 0)[0]:
+                requests.append(peer.recvfrom(100))
+        for payload, sender in requests[:count]:
+            found = CODEC.unpack(payload, ends(sender, remote), answer=False)
+            assert isinstance(found, Packet)
+            peer.sendto(CODEC.pack(found._replace(answer=True), ends(remote, sender)), sender)
+        clocks.shift_ns += 10**14
+        agent.turn()
+        agent.turn()
+    reader = ReadingsReader(tmp_path / "t")
+    reading = newest(reader)
+    assert (reading.finished - reading.lost, reading.late) == (count, 0)
+    reader.close()
+    agent.close()
+
+
 def run(*words: str, key: str | None = KEY.hex()) -> subprocess.CompletedProcess[str]:
     environment = {} if key is None else {"XTUNE_PROBE_KEY": key}
     return subprocess.run(

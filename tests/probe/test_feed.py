@@ -145,7 +145,9 @@ def test_a_dead_agent_brings_nothing_and_its_successor_is_found(table: Table) ->
     table.now += REOPEN_NS
     table.writer.beat()
     assert feed.poll() == 1
-    assert recorder.losses("x") == [False, True] and recorder.losses("y") == [True]
+    table.probe(0, False)
+    assert feed.poll() == 1  # fewer in all than its predecessor's
+    assert recorder.losses("x") == [False, True, False] and recorder.losses("y") == [True]
     feed.close()
 
 

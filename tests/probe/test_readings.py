@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing as mp
 import os
 import signal
@@ -117,6 +118,39 @@ def test_no_read_sees_half_of_a_write(
     reader.close()
     assert changes > 100  # it was written meanwhile
     assert given_up < READS / 2  # and could be read
+
+
+class Overtaken:
+    """The mapping, of which a read is overtaken by a write half way, once."""
+
+    def __init__(self, mapped: mmap.mmap, writer: ReadingsWriter) -> None:
+        self.mapped = mapped
+        self.writers = [writer]
+
+    def __getitem__(self, place: slice) -> bytes:
+        content: bytes = self.mapped[place]
+        half = len(content) // 2
+        for writer in self.writers:
+            writer.publish(0, numbered(2))
+            content = content[:half] + self.mapped[place][half:]
+        self.writers = []
+        return content
+
+    def close(self) -> None:
+        self.mapped.close()
+
+
+def test_a_read_that_a_write_overtakes_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "_crc", lambda content, version: 0)
+    writer = ReadingsWriter(tmp_path / "t", NAMES)
+    reader = ReadingsReader(tmp_path / "t")
+    writer.publish(0, numbered(1))
+    monkeypatch.setattr(reader, "_map", Overtaken(reader._map, writer))
+    assert reader.read(0) == numbered(2)
+    reader.close()
+    writer.close()
 
 
 def test_a_killed_writer_is_noticed_and_its_successor_found(
