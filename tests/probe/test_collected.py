@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.collectors_nccl.helpers import context, read_bytes, read_path
 from xtune.collectors.probes import COLLECTOR
 from xtune.policies.probe.config import Path as ProbedPath
+from xtune.policies.probe.config import make_config
 from xtune.policies.probe.log import ProbeLog
 from xtune.policies.probe.packet import UNKNOWN, Signal
 from xtune.policies.probe.tally import Outcome
@@ -81,3 +83,11 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert (first["rtt_ns"], first["occupancy"], first["path"], first["src"]) == (7, None, 0, "h9")
     assert (second["rtt_ns"], second["signal_margin"]) == (None, None)
     assert dict(second["extra"]) == {"hops": "3"}
+
+
+def test_the_documented_configuration_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
+    said = page.partition("# probe.toml;")[2].partition("\n")[2].partition("\nIn the job")[0]
+    config = make_config(tomllib.loads(said))
+    assert config.paths[0].remote == ("10.0.0.2", 4790) and config.listen
+    assert config.paths[0].sources["occupancy"] == {"tc": "eth0"}
