@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -110,9 +110,14 @@ class Ranks:
         by_name = {link["ifname"]: link["stats64"]["tx"]["bytes"] for link in told}
         return [by_name["up1"], by_name["up2"]]
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
         for process in self.processes:
             assert process.stdin is not None and process.stdout is not None
+            if failed:  # it may wait for the other one
+                process.kill()
             process.stdin.close()
             process.wait(60)
             process.stdout.close()
@@ -128,42 +133,39 @@ def fabric() -> Iterator[Fabric]:
 def test_bytes_follow_the_plan_and_a_slow_rail_loses_its_share(
     fabric: Fabric, tmp_path: Path
 ) -> None:
-    pair = Ranks(fabric, tmp_path / "store", 60.0)
     payload = 2 * (SIZE // 2) * 4  # of each rank in two phases
-    for plan in ([1.0, 1.0], [1.0, 3.0], [0.0, 1.0]):
-        pair.all("apply", shares=plan)
-        sent, _ = pair.reduce()
-        for rail in (0, 1):
-            stripe = payload * plan[rail] / sum(plan)
-            # Frames and acknowledgements of TCP beside it, which veth carries in 64 kB pieces.
-            assert stripe <= sent[rail] <= 1.06 * stripe + 100_000
-    pair.all("apply", shares=[1.0, 1.0])
-    for leaf in (1, 2):
-        slow = f"qdisc add dev down{leaf} root tbf rate 40mbit burst 64kb limit 512kb"
-        done = subprocess.run(["tc", "-n", fabric.spines[0], *slow.split()], check=False)
-        if done.returncode:
-            pair.close()
-            pytest.skip("tc with tbf: not here")
-    pair.reduce()
-    shares = [answer["shares"] for answer in pair.all("period")]
-    assert shares[0] == shares[1] and shares[0][0] < 0.25
-    sent, alive = pair.reduce()
-    assert sent[0] < sent[1] / 2 and alive == [[True, True]] * 2
-    pair.close()
+    with Ranks(fabric, tmp_path / "store", 60.0) as pair:
+        for plan in ([1.0, 1.0], [1.0, 3.0], [0.0, 1.0]):
+            pair.all("apply", shares=plan)
+            sent, _ = pair.reduce()
+            for rail in (0, 1):
+                stripe = payload * plan[rail] / sum(plan)
+                # Frames and acknowledgements of TCP beside it, which veth carries in 64 kB pieces.
+                assert stripe <= sent[rail] <= 1.06 * stripe + 100_000
+        pair.all("apply", shares=[1.0, 1.0])
+        for leaf in (1, 2):
+            slow = f"qdisc add dev down{leaf} root tbf rate 40mbit burst 64kb limit 512kb"
+            done = subprocess.run(["tc", "-n", fabric.spines[0], *slow.split()], check=False)
+            if done.returncode:
+                pytest.skip("tc with tbf: not here")
+        pair.reduce()
+        shares = [answer["shares"] for answer in pair.all("period")]
+        assert shares[0] == shares[1] and shares[0][0] < 0.25
+        sent, alive = pair.reduce()
+        assert sent[0] < sent[1] / 2 and alive == [[True, True]] * 2
 
 
 @pytest.mark.slow
 def test_a_dead_rail_is_given_up_by_all_and_costs_no_sum(fabric: Fabric, tmp_path: Path) -> None:
-    pair = Ranks(fabric, tmp_path / "store", 5.0)
-    pair.reduce()
-    run(fabric.spines[0], "link set down2 down")
-    _, alive = pair.reduce()
-    assert alive == [[False, True]] * 2
-    sent, _ = pair.reduce()
-    assert sent[0] < 100_000 < sent[1]
-    run(fabric.spines[1], "link set down1 down")
-    _, alive = pair.reduce()
-    assert alive == [[False, False]] * 2  # the control group carries all of it
-    pair.all("period")
-    pair.reduce()
-    pair.close()
+    with Ranks(fabric, tmp_path / "store", 5.0) as pair:
+        pair.reduce()
+        run(fabric.spines[0], "link set down2 down")
+        _, alive = pair.reduce()
+        assert alive == [[False, True]] * 2
+        sent, _ = pair.reduce()
+        assert sent[0] < 100_000 < sent[1]
+        run(fabric.spines[1], "link set down1 down")
+        _, alive = pair.reduce()
+        assert alive == [[False, False]] * 2  # the control group carries all of it
+        pair.all("period")
+        pair.reduce()
