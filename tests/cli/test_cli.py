@@ -35,6 +35,8 @@ FLAGS = {
     "tune": "debug engine help json lake seed storage study timeout trials workers",
     "export": "debug dry-run help json lake name out study trial with-names",
     "report": "debug help json lake lang out since strict study until",
+    "place": "debug for help json lake pattern ranks ranks-per-host release reserve share since "
+    "until",
     "prune": "debug dry-run help json keep lake",
     "doctor": "debug help json lake",
     "config": "debug help json",

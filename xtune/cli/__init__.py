@@ -35,6 +35,7 @@ COMMANDS = (
     "tune",
     "export",
     "report",
+    "place",
     "prune",
     "doctor",
     "config",

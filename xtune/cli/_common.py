@@ -75,6 +75,13 @@ def parse_span(since: str | None, until: str | None) -> tuple[datetime | None, d
     return first, last
 
 
+def epoch_ns(moment: datetime) -> int:
+    """Nanoseconds since the epoch, exactly."""
+    from datetime import UTC, datetime, timedelta
+
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+
+
 def parse_pairs(items: list[str] | None, option: str) -> dict[str, str]:
     """``["a=b"]`` as a dict.
 

@@ -13,6 +13,7 @@ from xtune.cli._common import (
     LakeOption,
     SinceOption,
     UntilOption,
+    epoch_ns,
     open_lake,
     parse_span,
 )
@@ -20,8 +21,6 @@ from xtune.console import emit_json, json_rows, note, say, table
 from xtune.errors import NoDataError, UsageError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from xtune.lake import Lake
 
 _SHOWN = 20
@@ -65,8 +64,8 @@ def run(
         top=top,
         job=job,
         link=_link(link, known),
-        since_ns=_ns(first),
-        until_ns=_ns(last),
+        since_ns=None if first is None else epoch_ns(first),
+        until_ns=None if last is None else epoch_ns(last),
         episode=explain,
     )
     rows, members = json_rows(episodes), json_rows(link_episodes)
@@ -169,14 +168,6 @@ def _gigabytes(count: int | None) -> float | None:
     if count is None:
         return None
     return count / 1e9 if count < 1e12 else round(count / 1e9)
-
-
-def _ns(moment: datetime | None) -> int | None:
-    from datetime import UTC, datetime, timedelta
-
-    if moment is None:
-        return None
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
 
 def _shared(rows: list[dict[str, Any]]) -> str:
