@@ -135,6 +135,12 @@ def test_a_leaf_without_a_sound_way_up_is_not_joined_with_others() -> None:
         plan(fabric, wanted(16))
 
 
+def test_a_host_with_one_unknown_rail_is_unknown() -> None:
+    known, unknown = cable("r1", 0.25), cable("r2", None)
+    assert Host(name="r", cables=(known,)).spare({}) == 0.75
+    assert Host(name="r", cables=(known, unknown)).spare({}) is None
+
+
 loads = st.none() | st.integers(0, 8).map(lambda eighths: eighths / 8)
 
 
