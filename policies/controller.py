@@ -28,7 +28,7 @@ from .spec import Policy
 
 __all__ = ["Controller", "Layer", "Plan"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 UNKNOWN = -2.0  # in a report; every known entry is at least -1, so that the maximum drops it
 REPORT_LENGTH = 6
 MEANS = ("routing_level", "available_share", "gradient_change")  # over a period
@@ -83,7 +83,9 @@ class Controller:
         self._reason = "start"
         started = policy.compression.warmup_iterations == 0 and len(self._rungs) > 1
         self._wanted = policy.compression.rung_by_level[0] if started else 0
+        self._residuals = False  # whether some may be left
         self.plan = self._make_plan()
+        self._residuals = self.plan.mode in KEEP_RESIDUALS
         self._clear_period(0)
 
     def begin(self, step: int) -> Plan:
@@ -96,7 +98,7 @@ class Controller:
             The plan for it.
         """
         before = self.plan
-        after = self._make_plan(drain=before.mode in KEEP_RESIDUALS)
+        after = self._make_plan()
         if after == before:
             return before
         if after.rung > before.rung:
@@ -107,6 +109,7 @@ class Controller:
             self.changes += 1
             self._clear_costs(step)
         self.plan = after
+        self._residuals = self._residuals or after.mode in KEEP_RESIDUALS
         self._note(step, before, after)
         self._publish(step)
         return after
@@ -120,6 +123,7 @@ class Controller:
         wire_bytes: int,
         gradient_change: float | None,
         step_s: float | None = None,
+        sound: bool = True,
     ) -> None:
         """Take this rank's own figures of one iteration; what is not a number is left out.
 
@@ -131,6 +135,7 @@ class Controller:
             gradient_change: Relative change of the reduced gradient since the last iteration.
             step_s: Time of the whole iteration; better than ``comm_s`` to see whether
                 compression pays, since part of the communication may be hidden.
+            sound: Whether all ranks reduced it as planned and found it finite; alike on all.
         """
         self._wire_bytes = wire_bytes
         self._hear_routing()
@@ -138,6 +143,8 @@ class Controller:
         if not self._draining:  # which is done once, and takes as long as nothing else
             self._slowdown.observe(self.plan.rung, comm_s, modelled_s)
             measured |= {"step_s": step_s, "comm_s": comm_s}
+        elif sound:
+            self._residuals = False
         for name, value in measured.items():
             if value is not None and math.isfinite(value) and value >= 0:
                 self._sums[name] += value
@@ -266,6 +273,7 @@ class Controller:
             "rung": self.plan.rung,
             "plan": [self.plan.level, self.plan.ratio_cap, self.plan.reserve],
             "draining": self._draining,
+            "residuals": self._residuals,
             "wanted": self._wanted,
             "level": self._level,
             "cap": self._cap,
@@ -318,7 +326,9 @@ class Controller:
         )
         self._level, self._cap, self._reserve = state["plan"]
         self._wanted = state["rung"]
-        self.plan = self._make_plan(drain=state["draining"])
+        self._residuals = state["draining"]
+        self.plan = self._make_plan()
+        self._residuals = state["residuals"]
         self._wanted = state["wanted"]
         self._level = state["level"]
         self._cap = state["cap"]
@@ -362,15 +372,13 @@ class Controller:
         """Whether this iteration sends what compression left as residual, before it stops."""
         return self.plan.mode == BF16 and self._rungs[self.plan.rung].mode == DENSE
 
-    def _make_plan(self, *, drain: bool = False) -> Plan:
+    def _make_plan(self) -> Plan:
         """The plan for what is wanted.
 
-        Args:
-            drain: Residuals may be left: an uncompressed rung then starts with an iteration in
-                bf16, in which they are sent.
+        Where residuals may be left, an uncompressed rung starts in bf16, until they are sent.
         """
         rung = self._rungs[self._wanted]
-        drain = drain and rung.mode == DENSE and self.policy.compression.error_feedback
+        drain = rung.mode == DENSE and self._residuals and self.policy.compression.error_feedback
         return Plan(
             rung=self._wanted,
             mode=BF16 if drain else rung.mode,

@@ -111,14 +111,8 @@ class Handle:
                 self._regulate(engine, step)
         if engine.exchange.disabled is None:
             self._guard(lambda: self._begin(engine, step + 1))
-        elif self.bus.compression.ratio:
-            self.bus.push_compression(
-                step=step + 1,
-                ratio=0.0,
-                ratio_cap=self.bus.compression.ratio_cap,
-                wire_bytes=self.bus.compression.wire_bytes,
-                reserve=self.bus.reserve,
-            )
+        else:
+            self._stand_by(engine, step + 1)
         engine.hook.step = step + 1
         engine.hook.loss.put(loss)
         self._book(done, step_s)
@@ -275,7 +269,7 @@ class Handle:
         if engine is not None:
             engine.hook.close()
             engine.hook.detached = True
-            engine.exchange.store.clear()  # the hook stays, and would keep them
+            engine.exchange.forget()  # the hook stays, and would keep them
             engine.log.close()
             engine.release()
             self._off_reason = "detached"
@@ -312,6 +306,7 @@ class Handle:
             wire_bytes=done.wire_bytes,
             gradient_change=change,
             step_s=step_s,
+            sound=done.finite and not done.failed,
         )
         engine.controller.observe_layers(done.powers)
 
@@ -346,11 +341,27 @@ class Handle:
                 )
 
     def _begin(self, engine: Engine, step: int) -> None:
+        before = engine.hook.plan
         engine.hook.plan = engine.controller.begin(step)
+        if before.mode != DENSE and engine.hook.plan.mode == DENSE:
+            engine.exchange.forget()  # what layers without a gradient still have
         engine.hook.measure = engine.controller.measures(step)
         every = engine.controller.policy.compression.residual_reset_iterations
         if every and step % every == 0:
-            engine.exchange.store.clear()
+            engine.exchange.forget()
+
+    def _stand_by(self, engine: Engine, step: int) -> None:
+        """Compression is off for good: nothing is kept for it, and it promises nothing."""
+        engine.exchange.forget()
+        said = self.bus.compression
+        if said.ratio:
+            self.bus.push_compression(
+                step=step,
+                ratio=0.0,
+                ratio_cap=said.ratio_cap,
+                wire_bytes=said.wire_bytes,
+                reserve=said.reserve,
+            )
 
     def _book(self, done: Iteration, step_s: float | None) -> None:
         total = self._totals

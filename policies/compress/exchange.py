@@ -192,6 +192,10 @@ class Exchange:
         result: list[float] = combined.tolist()
         return result
 
+    def forget(self) -> None:
+        """Drop all residuals and their buffers, between iterations."""
+        self.store.clear()
+
     def residual_sizes(self) -> dict[tuple[str, str], int]:
         """Elements of each residual that this rank may keep, by kind and name."""
         table, sizes = self.quantised.table, {}
@@ -299,6 +303,8 @@ class Exchange:
         buffer = bucket.buffer.coalesce().values() if bucket.buffer.is_sparse else bucket.buffer
         narrow = buffer.dtype in (torch.bfloat16, torch.float16)
         norm = float(torch.linalg.vector_norm(buffer.float() if narrow else buffer))
+        if outcome.finite and not math.isfinite(norm):  # perhaps only their squares are not
+            norm = float(torch.linalg.vector_norm(buffer, dtype=torch.float64))
         across = 0 if self._node is None else self._node.across.sent_bytes
         return Reduced(
             wire_bytes=self.channel.sent_bytes + across,

@@ -71,6 +71,11 @@ class Lanes:
         self.settle()
         return combined
 
+    def forget(self) -> None:
+        """See :meth:`Exchange.forget`."""
+        for exchange in self.exchanges:
+            exchange.forget()
+
     def residual_sizes(self) -> dict[tuple[str, str], int]:
         """See :meth:`Exchange.residual_sizes`."""
         return self.exchanges[0].residual_sizes()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .device import settle
 
-WORKER, OWNER, SHRINK = "worker", "owner", "shrink"
+WORKER, OWNER, SHRINK, SHARE = "worker", "owner", "shrink", "share"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STEP_DOWN = 0.9  # factor on what is carried, each time that a residual is found too large
 _Key = tuple[str, str]
@@ -50,9 +50,8 @@ class ResidualStore:
 
     Args:
         decay: share of the residual that is carried into the next round (beta), 1 keeps all;
-            one number, or one by layer name. Measured with a prototype: 4-bit rounding under
-            Adam costs 0.5 % perplexity at 1 and 0.1 % at 0.5, since a residual injected whole
-            doubles the noise power.
+            one number, or one by layer name. Carried whole it doubles the noise power, not
+            carried it is lost for good; docs/compression.md has what either costs.
         enabled: without error feedback nothing is kept.
         dtype: of what is kept between rounds; bfloat16 halves the memory and loses at most 2^-9
             of a residual each time it is put away. Arithmetic is fp32 in any case.
@@ -76,12 +75,13 @@ class ResidualStore:
         self._device = torch.device("cpu") if device is None else device
         self._loss_scale = 1.0
         self._kept: dict[_Key, Tensor] = {}
-        self._staged: list[tuple[_Key, Tensor | None]] = []
-        # What was kept when the iteration began, and who has a use for the buffer.
-        self._before: dict[_Key, tuple[Tensor | None, ResidualStore]] = {}
+        self._staged: list[tuple[_Key, Tensor | None, float | None]] = []
+        # What was kept when the iteration began, its share, and who has a use for the buffer.
+        self._before: dict[_Key, tuple[Tensor | None, float | None, ResidualStore]] = {}
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._wide: dict[str, Tensor] = {}  # fp32 copy of what was asked for last, by kind
         self._shrink: dict[str, float] = {}  # factor on the share carried, by layer
+        self._share: dict[str, float] = {}  # of worker's residuals that have one of their own
 
     def branch(self) -> ResidualStore:
         """The same residuals for another thread, which reduces other layers at the same time.
@@ -96,7 +96,7 @@ class ResidualStore:
     def gain(self, name: str) -> float:
         """Share of a layer's residual that the next round carries."""
         decay = self.decay if isinstance(self.decay, float | int) else self.decay[name]
-        return decay * self.shrink(name)
+        return self._share.get(name, decay) * self.shrink(name)
 
     def shrink(self, name: str) -> float:
         """What is left of a layer's share after its residual was found too large."""
@@ -155,9 +155,18 @@ class ResidualStore:
         except LookupError:
             return torch.empty(elements, dtype=dtype, device=self._device)
 
-    def stage(self, kind: str, name: str, residual: Tensor | None) -> None:
-        """Propose a layer's new residual; None: it was sent whole and is to be dropped."""
-        self._staged.append(((kind, name), residual))
+    def stage(
+        self, kind: str, name: str, residual: Tensor | None, *, share: float | None = None
+    ) -> None:
+        """Propose a layer's new residual.
+
+        Args:
+            kind: `WORKER` or `OWNER`.
+            name: the layer.
+            residual: None: it was sent whole and is to be dropped.
+            share: of it that the next round carries, whatever its mode; by default the layer's.
+        """
+        self._staged.append(((kind, name), residual, share))
 
     def offer(self, kind: str, name: str, own: Feedback, *, held: bool) -> None:
         """Stage what a layer's values left, unless it was ``held``: then its residual waits."""
@@ -174,15 +183,23 @@ class ResidualStore:
 
     def commit(self) -> None:
         """Every rank succeeded: the staged residuals hold, unless the iteration ends badly."""
-        for key, residual in self._staged:
-            old = self._kept.pop(key, None)
+        for key, residual, share in self._staged:
+            old, before = self._kept.pop(key, None), self._share.get(key[1])
             if residual is not None:
                 self._kept[key] = self._put_away(residual)
+            if key[0] == WORKER:
+                self._put_share(key[1], share)
             if key not in self._before:
-                self._before[key] = old, self
+                self._before[key] = old, before, self
             elif old is not None:
                 self.recycle(old)
         self._staged.clear()
+
+    def _put_share(self, name: str, share: float | None) -> None:
+        if share is None:
+            self._share.pop(name, None)
+        else:
+            self._share[name] = share
 
     def _put_away(self, residual: Tensor) -> Tensor:
         """What is kept of a new residual."""
@@ -199,7 +216,7 @@ class ResidualStore:
             finite: whether all its gradients were, on all ranks; if not, the step is skipped, and
                 residuals are what they were before it.
         """
-        for key, (old, owner) in self._before.items():
+        for key, (old, share, owner) in self._before.items():
             if finite:
                 if old is not None:
                     owner.recycle(old)
@@ -209,11 +226,13 @@ class ResidualStore:
                 owner.recycle(new)
             if old is not None:
                 self._kept[key] = old
+            if key[0] == WORKER:
+                self._put_share(key[1], share)
         self._before.clear()
 
     def discard(self) -> None:
         """Some rank failed or was not finite: the residuals stay as they were."""
-        for _, residual in self._staged:
+        for _, residual, _ in self._staged:
             if residual is not None:
                 self.recycle(residual)
         self._staged.clear()
@@ -224,7 +243,7 @@ class ResidualStore:
             return
         factor = scale / self._loss_scale
         if factor != 1.0:
-            before = [old for old, _ in self._before.values() if old is not None]
+            before = [old for old, _, _ in self._before.values() if old is not None]
             for residual in [*self._kept.values(), *before]:
                 residual.mul_(factor)
                 settle(residual)  # other lanes use it on streams of their own
@@ -234,9 +253,11 @@ class ResidualStore:
         """Copies of both residuals by parameter name, in unscaled units of the gradient.
 
         To be called between iterations. They are in host memory, so that ranks may go on from
-        them on other devices. Under ``shrink``, the layers that carry less than their share.
+        them on other devices. Under ``shrink``, the layers that carry less than their share;
+        under ``share``, those whose residual has one of its own.
         """
-        out: dict[str, dict[str, Any]] = {WORKER: {}, OWNER: {}, SHRINK: dict(self._shrink)}
+        out: dict[str, dict[str, Any]] = {WORKER: {}, OWNER: {}}
+        out |= {SHRINK: dict(self._shrink), SHARE: dict(self._share)}
         for (kind, name), residual in self._kept.items():
             out[kind][name] = residual.cpu() / self._loss_scale
         return out
@@ -261,13 +282,14 @@ class ResidualStore:
                 kept = residual.detach().to("cpu", self._dtype, copy=True).flatten()
                 loaded[kind, name] = kept.mul_(self._loss_scale).to(self._device)
         shrink = {str(name): float(factor) for name, factor in state[SHRINK].items()}
+        share = {str(name): float(part) for name, part in state[SHARE].items()}
         self.clear()
-        self._kept.update(loaded)  # in place: branches share both
+        self._kept.update(loaded)  # in place: branches share all three
         self._shrink.update(shrink)
+        self._share.update(share)
 
     def clear(self) -> None:
-        """Drop all residuals."""
+        """Drop all residuals, and the buffers for new ones."""
         self.discard()
-        self._before.clear()
-        self._kept.clear()
-        self._shrink.clear()
+        for held in (self._before, self._kept, self._shrink, self._share, self._spare, self._wide):
+            held.clear()

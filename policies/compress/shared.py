@@ -254,7 +254,7 @@ class SharedIndex:
             at = torch.from_numpy(places)
             values = rest[at]
             rest[at] = values - values.to(torch.bfloat16).to(torch.float32)
-            self._store.stage(WORKER, name, rest)
+            self._store.stage(WORKER, name, rest, share=self._gain)
 
     def _scatter(self, bucket: Bucket, selection: np.ndarray, mean: Tensor) -> None:
         for part, places in self._by_part(selection):

@@ -30,6 +30,8 @@ from xtune.policies.handle import Handle
 from xtune.policies.hook import LossMail
 from xtune.policies.presets import preset
 
+NOTHING: dict[str, Any] = {"worker": {}, "owner": {}, "shrink": {}, "share": {}}
+
 
 def _agreement(rank: int, world: int) -> dict[str, Any]:
     lines = Lines()
@@ -215,7 +217,7 @@ def test_resuming_continues_bit_for_bit() -> None:
         assert result["steps"] == 18
         steps, residual, said = result["lost"]
         assert steps == 9
-        assert residual == {"worker": {}, "owner": {}, "shrink": {}}
+        assert residual == NOTHING
         assert len(said) == (rank == 0)
         assert result["other"] == (9, 1)
 
@@ -255,7 +257,7 @@ def test_other_ranks_keep_the_regulation_and_drop_residuals(
     run(old, _saves, str(tmp_path))
     for rank, result in enumerate(run(new, _resumes, str(tmp_path), old)):
         assert result["plan"] == (3, 9, 2)
-        assert result["residual"] == {"worker": {}, "owner": {}, "shrink": {}}
+        assert result["residual"] == NOTHING
         said = f"xtune: saved with {old} ranks, resumed with {new}: regulation goes on, residuals"
         assert [line[: len(said)] for line in result["lines"]] == ([said] if rank == 0 else [])
         assert result["rungs"] == [3, 3]

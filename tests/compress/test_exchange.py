@@ -103,9 +103,9 @@ def plain(values: Tensor) -> Tensor:
 
 
 def kept(store: ResidualStore) -> dict[tuple[str, str], Tensor]:
-    """Copies of all residuals."""
+    """Copies of all residuals, and what is noted of them."""
     return {
-        (kind, name): residual
+        (kind, name): torch.as_tensor(residual)
         for kind, by_name in store.state_dict().items()
         for name, residual in by_name.items()
     }
@@ -407,6 +407,20 @@ def test_a_loss_scale_that_is_none_leaves_residuals_alone(scale: float) -> None:
     residual = store.get("worker", "w")
     assert residual is not None
     assert torch.equal(residual, torch.full((4,), 2.0))
+
+
+def _huge(rank: int, world: int) -> list[Any]:
+    reduced = [
+        Rank(world).reduce(gradient(rank) * 1e22, mode)[1] for mode in ("dense", "quantise")
+    ]
+    return [(r.finite, r.norm) for r in reduced]
+
+
+def test_gradients_whose_squares_overflow_are_finite() -> None:
+    for result in run(2, _huge):
+        for finite, norm in result:
+            assert finite
+            assert 1e19 < norm < math.inf  # in fp32 their sum is infinite
 
 
 def _dropping(rank: int, world: int) -> dict[str, Any]:

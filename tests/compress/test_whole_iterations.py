@@ -81,8 +81,9 @@ def _leaving(rank: int, world: int, shared: bool) -> dict[str, Any]:
     """The same gradients in each iteration: compressed in 6, then left as they are."""
     how = {"ladder": LADDER, "rung_by_level": (4,) * 4} if shared else ALWAYS
     model = wrapped()
-    handle = attached(model, policy(compression=how | {"residual_decay": 1.0,
-                                                       "residual_decay_head": 1.0}))  # fmt: skip
+    # A selection's residual has a share of its own, and keeps it when it is sent.
+    whole = {} if shared else {"residual_decay": 1.0, "residual_decay_head": 1.0}
+    handle = attached(model, policy(compression=how | whole))
     (inputs,) = batches(rank, 0, 1)
     with model.no_sync():
         model(inputs).square().mean().backward()
@@ -117,6 +118,30 @@ def test_nothing_is_lost_where_compression_ends(shared: bool) -> None:
         # and by the owner: by half of 2^-8 each at most.
         sent = 1 + 6 * result["5"]
         assert result["6"] < 2 * 2**-9 * sent / 7
+
+
+def _late(rank: int, world: int) -> list[Any]:
+    """The iteration after compression is skipped for a NaN; the one after it is not."""
+    model = wrapped()
+    handle, steps = attached(model, policy(compression=ALWAYS, period=50)), optimizer(model)
+    train(model, handle, steps, rank, 0, 6)
+    engine = handle._engine
+    assert engine is not None
+    engine.controller._wanted = 0
+    handle._begin(engine, 6)
+    out: list[Any] = []
+    for inputs in batches(rank, 6, 9):
+        steps.zero_grad()
+        bad = math.nan if rank == 1 and not out else 1.0
+        (model(inputs).square().mean() * bad).backward()
+        handle.step(1.0)
+        out.append((engine.hook.plan.mode, len(_kept(handle))))
+    return out
+
+
+def test_residuals_wait_for_an_iteration_that_counts() -> None:
+    for result in run(2, _late):
+        assert result == [("bf16", 6), ("dense", 0), ("dense", 0)]
 
 
 def _scaler(rank: int, world: int) -> dict[str, Any]:

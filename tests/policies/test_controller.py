@@ -189,12 +189,19 @@ def modes_after_compression(feedback: bool) -> list[str]:
     drive(controller, range(20), comm_s=3.0)
     stall(controller, range(20, 30))
     assert controller.plan.rung == 1
-    return [controller.begin(step).mode for step in range(26, 29)]
+    modes = []
+    for step in range(26, 30):
+        modes.append(controller.begin(step).mode)
+        controller.observe(
+            step, comm_s=1.0, modelled_s=1.0, wire_bytes=1, gradient_change=None, sound=step > 26
+        )
+    return modes
 
 
 def test_residuals_are_sent_once_before_gradients_travel_as_they_are() -> None:
-    assert modes_after_compression(feedback=True) == ["bf16", "dense", "dense"]
-    assert modes_after_compression(feedback=False) == ["dense", "dense", "dense"]
+    # The first of them is skipped on all ranks, so that nothing was sent in it.
+    assert modes_after_compression(feedback=True) == ["bf16", "bf16", "dense", "dense"]
+    assert modes_after_compression(feedback=False) == ["dense"] * 4
 
 
 def test_an_iteration_that_sends_residuals_is_resumed_as_one() -> None:
@@ -210,6 +217,7 @@ def test_an_iteration_that_sends_residuals_is_resumed_as_one() -> None:
         assert resumed.plan == plan
         assert resumed.plan.mode == mode
         assert json.dumps(resumed.state_dict()) == state
+        observe(controller, step, 1.0)
 
 
 def test_a_retreat_goes_below_the_rung_in_force_and_not_below_one_that_waits() -> None:
