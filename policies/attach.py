@@ -7,6 +7,7 @@ cannot start, turns every rank off with one line: ranks must never differ in wha
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import zlib
@@ -111,13 +112,15 @@ def attach(
     """
     mode = environ.get("XTUNE_POLICY") or "on"
     read, problem = _read(policy, mode)
+    if mode != "off":
+        problem = problem or _misfit(scaler, link_gbps)
     request = _Request(
         mode=mode,
-        policy=read,
+        policy=None if problem else read,
         problem=problem,
         bus=Bus() if bus is None else bus,
         job=job,
-        loss_scale=None if scaler is None else scaler.get_scale,
+        loss_scale=None if scaler is None or problem else scaler.get_scale,
         link_gbps=link_gbps,
         environ=environ,
         clock=clock,
@@ -339,6 +342,16 @@ def _read(policy: Policy | str | Path | None, mode: str) -> tuple[Policy | None,
         return (None if mode == "off" else _policy(policy)), None
     except Exception as error:  # all ranks are told, once they are connected
         return None, _text(error)
+
+
+def _misfit(scaler: Any, link_gbps: float | None) -> str | None:
+    """What is wrong with an argument of `attach`."""
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        return f"scaler: {type(scaler).__name__} has no get_scale()"
+    number = isinstance(link_gbps, int | float) and not isinstance(link_gbps, bool)
+    if link_gbps is not None and not (number and 0 < link_gbps < math.inf):
+        return f"link_gbps: {link_gbps!r} is no rate"
+    return None
 
 
 def _policy(policy: Policy | str | Path | None) -> Policy:

@@ -86,6 +86,8 @@ def fit(model: object, mesh: DeviceMesh | None) -> tuple[Model, ValueError | Non
         ValueError: it is not supported, whatever the mesh.
     """
     try:
+        if mesh is not None and not isinstance(mesh, DeviceMesh):
+            raise ValueError(f"mesh: {type(mesh).__name__} is no DeviceMesh")
         return _model(model, mesh), None
     except ValueError as error:
         return _model(model, None), error

@@ -43,6 +43,7 @@ def _miscounted(rank: int, world: int, case: str) -> dict[str, Any]:
         "same": same_everywhere(weights(model)),
         "off": handle.metrics()["off_reason"],
         "plain": handle.metrics()["failed_steps"] == 0,
+        "kept": handle.state_dict()["engine"]["residual"]["worker"],
         "lines": [line for line in lines.take() if "off from here on" in line],
     }
 
@@ -54,6 +55,7 @@ def test_ranks_that_count_steps_differently_train_on_uncompressed(case: str) -> 
     assert "call handle.step() once an iteration on every rank" in first["off"]
     assert (first["same"], second["same"]) == (True, True)
     assert (first["plain"], second["plain"]) == (True, True)
+    assert (first["kept"], second["kept"]) == ({}, {})  # for nothing is sent from it any more
     assert (len(first["lines"]), second["lines"]) == (1, [])
 
 
@@ -191,3 +193,31 @@ def test_compression_that_saves_no_time_is_off_and_says_so() -> None:
         assert result["rungs"] == [0] * 40 + [1] * 100 + [0] * 20  # judged by 100 iterations
         assert len(result["said"]) == (rank == 0)
         assert result["metric"] is True
+
+
+def _misfits(rank: int, world: int) -> list[Any]:
+    """An argument that is none, on one rank: found before the others would wait for it."""
+    out: list[Any] = []
+    for options in ({"scaler": object()}, {"link_gbps": 0.0}, {"link_gbps": "fast"}):
+        lines, model = Lines(), wrapped()
+        handle = attached(model, **(options if rank == 1 else {}))
+        train(model, handle, optimizer(model), rank, 0, 2)
+        out.append((handle.metrics()["off_reason"], lines.take(), same_everywhere(weights(model))))
+    try:
+        attached(wrapped(), mesh=[[0, 1]] if rank == 1 else None)
+    except ValueError as error:
+        out.append(str(error))
+    return out
+
+
+def test_an_argument_that_is_none_turns_all_ranks_off_at_once() -> None:
+    first, second = run(2, _misfits)
+    said = [line for _, lines, _ in second[:3] for line in lines if "cannot start" in line]
+    for text, line in zip(("object has no get_scale()", "0.0 is no rate", "'fast' is no rate"),
+                          said, strict=True):  # fmt: skip
+        assert text in line
+    for reason, _, same in first[:3] + second[:3]:
+        assert reason == "rank 1 cannot start"
+        assert same
+    assert second[3] == "mesh: list is no DeviceMesh"
+    assert len(first) == 3
