@@ -155,9 +155,10 @@ class Channel:
             self.sent_bytes += ring_bytes(part, self.world // self._per_node)
 
     def reduce_scatter(self, output: Tensor, whole: Tensor, op: Any) -> None:
-        """What FSDP does without us, to the bit."""
+        """What FSDP does without us, to the bit. Gloo reduces all of it, and keeps a part."""
         self._carry(whole, lambda: reduce_scatter_into(output, whole, op=op, group=self._payload))
-        self.sent_bytes += ring_scatter_bytes(whole.nbytes, self.world)
+        sent = ring_bytes if dist.get_backend(self._payload) == "gloo" else ring_scatter_bytes
+        self.sent_bytes += sent(whole.nbytes, self.world)
 
     def all_reduce_max(self, values: Tensor) -> None:
         """Elementwise maximum over the ranks, the period's side collective."""

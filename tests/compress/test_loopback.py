@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.compress import test_fsdp_exchange as sharded
 from tests.compress.ranks import join, run
 from tests.compress.test_exchange import SIZES, Rank, gradient
 
@@ -25,6 +26,7 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 ROUNDS = 40
 WORLD = 2
 MODES = ("quantise", "dense", "drop", "shared")
+SHARDED = ("sharded dense",)  # quantised, its messages are small beside TCP's headers
 
 
 def enter_empty_network() -> None:
@@ -53,21 +55,28 @@ def sent_over_loopback() -> int:
 
 def _measure(rank: int, pipe: int, store: str) -> None:
     join(rank, WORLD, store)
-    ours = Rank(WORLD)
-    for mode in MODES:
+    replicas, shards = Rank(WORLD), sharded.Rank(WORLD)
+
+    def reduce(mode: str) -> int:
+        if mode in SHARDED:
+            values = sharded.gradient(rank, WORLD, 0)
+            return shards.scatter(values, mode.removeprefix("sharded "))[1].wire_bytes
         bits = (4, 4, 8, 4, 16) if mode == "quantise" else (16,) * 5
-        ours.reduce(gradient(rank), mode, bits, keep_share=0.35)  # connections, first buffers
+        return replicas.reduce(gradient(rank), mode, bits, keep_share=0.35)[1].wire_bytes
+
+    for mode in MODES + SHARDED:
+        reduce(mode)  # connections, first buffers
         dist.barrier()
         before = sent_over_loopback()
         dist.barrier()
         counted = 0
         for _ in range(ROUNDS):
-            counted += ours.reduce(gradient(rank), mode, bits, keep_share=0.35)[1].wire_bytes
+            counted += reduce(mode)
         dist.barrier()
         both = torch.tensor([counted])
         dist.all_reduce(both)
         if rank == 0:
-            os.write(pipe, f"{mode} {sent_over_loopback() - before} {int(both[0])}\n".encode())
+            os.write(pipe, f"{mode},{sent_over_loopback() - before},{int(both[0])}\n".encode())
         dist.barrier()
 
 
@@ -91,7 +100,7 @@ def _isolated(rank: int, world: int, store: str) -> Any:
         children.append(pid)
     os.close(writer)
     with os.fdopen(reader) as lines:
-        measured = [line.split() for line in lines]
+        measured = [line.strip().split(",") for line in lines]
     states = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     return states, measured
 
@@ -102,7 +111,7 @@ def test_the_kernel_counts_what_the_formula_says(tmp_path: Path) -> None:
         pytest.skip(result)
     states, measured = result
     assert states == [0] * WORLD
-    assert [mode for mode, _, _ in measured] == list(MODES)
+    assert [mode for mode, _, _ in measured] == [*MODES, *SHARDED]
     for mode, seen, counted in measured:
         # Barriers, TCP and IP headers, acknowledgements: at most 5 % and 4 kB a rank and round.
         assert int(counted) <= int(seen), mode
