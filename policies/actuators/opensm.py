@@ -2,7 +2,7 @@
 
 An administrator puts it into ``opensm.conf`` and restarts the subnet manager; nothing here does.
 Adaptive routing is in NVIDIA's OpenSM alone: the upstream one ignores its options and does not
-know its engines.
+know its engines (NVIDIA, InfiniBand Cluster Bring-up Procedure v1.0, "Adaptive Routing").
 """
 
 from __future__ import annotations
