@@ -297,10 +297,10 @@ def _build(
         exchange.quantised.warm_up()
     path = request.environ.get("XTUNE_DECISIONS") or None
     log = DecisionLog(path, rank=dist.get_rank(), job=request.job, shadow=request.mode == "shadow")
-    peers, scatters = model.peers(channels[0], nodes[0]), model.scatters(nodes[0])
+    peers, traffic = model.peers(channels[0], nodes[0]), model.traffic(nodes[0], table)
 
     def controller() -> Controller:
-        return Controller(policy, layers, peers, log, bus=request.bus, scatters=scatters)
+        return Controller(policy, layers, peers, log, bus=request.bus, traffic=traffic)
 
     running = controller()
     if channels[0].rank == 0:

@@ -25,6 +25,7 @@ from .regulator import Figures, Regulator
 from .safety import MOST_RESERVE, SafetyWatch
 from .slowdown import Slowdown
 from .spec import Policy
+from .traffic import Traffic
 
 __all__ = ["Controller", "Layer", "Plan"]
 
@@ -45,7 +46,7 @@ class Controller:
         world: Ranks.
         log: Where changes are noted; nowhere by default.
         bus: Shared with a router; a private one by default.
-        scatters: What is summed stays with its owner, as in a sharded model.
+        traffic: What ranks exchange; by default whole layers in DDP's buckets.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Controller:
         log: DecisionLog | None = None,
         *,
         bus: Bus | None = None,
-        scatters: bool = False,
+        traffic: Traffic | None = None,
     ) -> None:
         self.policy = policy
         self.layers = tuple(layers)
@@ -69,8 +70,8 @@ class Controller:
         self._powers: list[LayerPower | None] = [None] * len(self.layers)  # agreed
         self._measured: dict[int, LayerPower] = {}  # on this rank, since the last regulation
         self._by_norms = policy.compression.allocation == "norms"
-        self._scatters = scatters
-        self._rungs = ladder_plans(policy, layers, world, scatters=scatters)
+        self._traffic = traffic
+        self._rungs = ladder_plans(policy, layers, world, traffic=traffic)
         self._regulator = Regulator(policy, self._rungs)
         self._safety = SafetyWatch(policy.safety)
         self._slowdown = Slowdown(policy.bus.smoothing)
@@ -363,7 +364,7 @@ class Controller:
                 self.world,
                 self._powers,
                 current,
-                scatters=self._scatters,
+                traffic=self._traffic,
             )
             self._regulator.plans = self._rungs
 

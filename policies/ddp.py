@@ -15,14 +15,15 @@ from .allocate import WIDTHS
 from .compress.channel import Channel
 from .compress.device import COMPRESSIBLE, Gradients, obstacle
 from .compress.exchange import Exchange
-from .compress.hierarchy import Node
+from .compress.hierarchy import Node, part_table
 from .compress.lanes import Lanes
 from .compress.layout import LayerTable
 from .compress.residual import ResidualStore
-from .compress.wire import DENSE_BITS
+from .compress.wire import DENSE_BITS, ddp_buckets
 from .hook import GradientHook, reduce_bucket
 from .plan import Plan
 from .spec import Compression
+from .traffic import Traffic
 
 
 class ReplicatedModel:
@@ -117,9 +118,17 @@ class ReplicatedModel:
         """Ranks between which values are quantised."""
         return channel.world if node is None else node.across.world
 
-    def scatters(self, _node: Node | None) -> bool:
-        """Every rank needs the whole sum."""
-        return False
+    def traffic(self, node: Node | None, table: LayerTable) -> Traffic | None:
+        """What ranks exchange; None for whole layers in DDP's buckets."""
+        if node is None:
+            return None
+        part = part_table(table, places=node.inside.world, nodes=node.across.world)
+        return Traffic(
+            elements=part.elements,
+            messages=tuple(map(tuple, ddp_buckets(table.elements))),
+            world=part.world,
+            dense_below=part.dense_below,
+        )
 
     def exchange(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,11 @@ from .compress.layout import LayerTable
 from .compress.residual import ResidualStore
 from .compress.scatter import Shards, shard_table
 from .compress.scatter_exchange import ScatterExchange
+from .compress.wire import scatter_dense_below
 from .hook import GradientHook
 from .plan import Plan
 from .spec import Compression
+from .traffic import Traffic
 
 _LOG = logging.getLogger("xtune")
 _MOST_SUMS = 1 << 14  # sums of sizes looked at to find which parameters a call holds
@@ -123,9 +125,21 @@ class ShardedModel:
         """Ranks between which values are quantised."""
         return self._width if node is None or self.replicated else node.across.world
 
-    def scatters(self, node: Node | None) -> bool:
-        """Whether what is summed stays with its owner, quantised once."""
-        return node is None or self.replicated
+    def traffic(self, node: Node | None, table: LayerTable) -> Traffic:
+        """What ranks exchange: shards, in a message for each module."""
+        place = {name: i for i, (name, _) in enumerate(self._layers)}
+        shards = Traffic(
+            elements=tuple(self._shards[name] for name in place),
+            messages=tuple(tuple(place[name] for name in each.shards) for each in self._groups),
+            world=self._width,
+            dense_below=table.dense_below,
+            scatters=True,
+            replicas=len(self._rows) if self.replicated else 1,
+        )
+        if node is None or self.replicated:
+            return shards
+        small = scatter_dense_below(table.dense_below, self._width, table.block)
+        return replace(shards, world=node.across.world, dense_below=small, scatters=False)
 
     def exchange(
         self,

@@ -18,6 +18,7 @@ from .ddp import ReplicatedModel
 from .hook import GradientHook
 from .plan import Plan
 from .spec import Compression
+from .traffic import Traffic
 
 
 class Model(Protocol):
@@ -45,8 +46,8 @@ class Model(Protocol):
     def peers(self, channel: Channel, node: Node | None) -> int:
         """Ranks between which values are quantised."""
 
-    def scatters(self, node: Node | None) -> bool:
-        """Whether what is summed stays with its owner, quantised once."""
+    def traffic(self, node: Node | None, table: LayerTable) -> Traffic | None:
+        """What ranks exchange; None for whole layers in DDP's buckets."""
 
     def exchange(
         self,

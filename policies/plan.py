@@ -5,16 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from .allocate import allocate_bits
-from .compress import wire
 from .compress.bucket import LayerPower
 from .spec import Compression, Policy
+from .traffic import Traffic
 
 OFF_BITS = 16
 DENSE, BF16 = "dense", "bf16"
-FEWEST_RANKS = 2  # a single rank sends nothing; its ratio is reckoned as if there were two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +119,7 @@ def ladder_plans(
     powers: Sequence[LayerPower | None] | None = None,
     current: Sequence[RungPlan] = (),
     *,
-    scatters: bool = False,
+    traffic: Traffic | None = None,
 ) -> tuple[RungPlan, ...]:
     """Each rung of the policy's ladder for one model.
 
@@ -131,7 +129,7 @@ def ladder_plans(
         world: Ranks.
         powers: What was measured of each layer, for allocation by norms.
         current: The ladder in force, whose tables of bits stay where they are nearly as good.
-        scatters: What is summed stays with its owner, as in a sharded model.
+        traffic: What ranks exchange; by default whole layers in DDP's buckets.
 
     Returns:
         One record a rung. Rung 0 leaves gradients as they are; another one of 16 bits sends bf16,
@@ -142,14 +140,10 @@ def ladder_plans(
     if compression.mode == "off":
         return (plain,)
     elements = [layer.elements for layer in layers]
+    if traffic is None:
+        traffic = Traffic.of_buckets(elements, world, compression.dense_below_elements)
     narrow = replace(plain, mode=BF16)
-    ratio = partial(
-        _scatter_ratio if scatters else planned_ratio,
-        elements=elements,
-        world=world,
-        compression=compression,
-    )
-    narrow = replace(narrow, ratio=ratio(narrow))
+    narrow = replace(narrow, ratio=_ratio(narrow, traffic, compression))
     plans = [plain]
     for rung, step in enumerate(compression.ladder[1:], 1):
         bits = layer_bits(layers, step.bits_input, step.bits_head, compression)
@@ -166,54 +160,12 @@ def ladder_plans(
                 elements, powers, bits, budget=compression.error_budget, current=before
             )
         made = RungPlan(mode=mode, bits=bits, ratio=0.0, keep_share=step.keep_share)
-        made = replace(made, ratio=ratio(made))
+        made = replace(made, ratio=_ratio(made, traffic, compression))
         if made.ratio <= narrow.ratio and mode in ("quantise", "shared"):
             made = narrow  # small layers, wide blocks: it would send more than it saves
         plans.append(made)
     return tuple(plans)
 
 
-def planned_ratio(
-    plan: RungPlan, elements: Sequence[int], world: int, compression: Compression
-) -> float:
-    """Share of gradient bytes that a plan does not send, against bf16, with DDP's buckets.
-
-    Args:
-        plan: Mode, bits and share of elements.
-        elements: Of each layer.
-        world: Ranks.
-        compression: Block size and size limits.
-    """
-    ranks = max(world, FEWEST_RANKS)
-    small = compression.dense_below_elements
-    if plan.mode == "drop":
-        keep = compression.drop_keep_share
-        buckets = [sum(elements[i] for i in bucket) for bucket in wire.ddp_buckets(elements)]
-        sent = sum(wire.drop_wire_bytes(size, keep, ranks) for size in buckets)
-    elif plan.mode == "shared":
-        sent = wire.shared_plan_bytes(
-            elements,
-            plan.keep_share,
-            ranks,
-            dense_below=small,
-            seeded=compression.selection == "seeded",
-        )
-    else:
-        sent = wire.plan_wire_bytes(
-            elements, plan.bits, ranks, compression.block, dense_below=small
-        )
-    dense = wire.dense_bytes(sum(elements), ranks, wire.BF16_BYTES)
-    return wire.saved_share(sent, dense) or 0.0
-
-
-def _scatter_ratio(
-    plan: RungPlan, elements: Sequence[int], world: int, compression: Compression
-) -> float:
-    """As `planned_ratio`, of a reduce-scatter of layers that every rank has a shard of."""
-    ranks = max(world, FEWEST_RANKS)
-    shards = [-(-count // ranks) for count in elements]
-    sent = wire.scatter_plan_bytes(
-        shards, plan.bits, ranks, compression.block, dense_below=compression.dense_below_elements
-    )
-    dense = wire.ring_scatter_bytes(ranks * sum(shards) * wire.BF16_BYTES, ranks)
-    return wire.saved_share(sent, dense) or 0.0
+def _ratio(plan: RungPlan, traffic: Traffic, compression: Compression) -> float:
+    return traffic.saved_share(plan.mode, plan.bits, plan.keep_share, compression)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.compress.ranks import Lines, run
 from tests.compress.test_exchange import BrokenCodec, equal, kept
@@ -24,7 +27,7 @@ from tests.compress.test_fsdp_exchange import (
 )
 from tests.compress.test_fsdp_training import MODULES, SIZES, residuals, shard
 from tests.compress.test_hierarchy import node
-from tests.compress.training import optimizer, policy, same_everywhere
+from tests.compress.training import optimizer, planned_and_real, policy, same_everywhere
 from tests.compress.training_fsdp import attached, gradients, nodes, sharded, train, whole
 from xtune.policies.compress import wire
 from xtune.policies.compress.bucket import Bucket, Reduced
@@ -203,6 +206,27 @@ def test_nodes_stay_in_step_whether_the_policy_is_on_or_off() -> None:
             assert (found, same) == (mode, True), name
             assert (1e-5 < error < 0.01) if mode == "on" else (error < 1e-6), name
             assert len(said) == {"one off": rank == 0, "drop": 1 + (rank == 0)}.get(name, 0)
+
+
+def _planned(rank: int, world: int) -> list[tuple[float, float]]:
+    """Of both forms, and of bf16 gradients, which is what torch then sums over replicas."""
+    out = []
+    mesh = nodes(world)
+    narrow = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    for shards, over in ((mesh["place"], mesh), (mesh, None)):
+        model = sharded(mesh=shards, mp_policy=narrow)
+        handle, steps = attached(model, mesh=over), optimizer(model)
+        train(model, handle, steps, rank, 0, 4)
+        again = partial(train, model, handle, steps, rank, 4, 5)
+        out.append(planned_and_real(handle, again))
+    return out
+
+
+def test_what_is_planned_is_what_shards_and_modules_send() -> None:
+    for result in run(WORLD, _planned):
+        for planned, real in result:
+            assert 0.1 < planned < 0.6
+            assert planned == pytest.approx(real, abs=0.02)  # headers
 
 
 def _replicas(rank: int, world: int) -> dict[str, Any]:

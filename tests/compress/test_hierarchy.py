@@ -25,7 +25,14 @@ from tests.compress.test_exchange import (
     gradient,
     same_everywhere,
 )
-from tests.compress.training import attached, optimizer, train, weights, wrapped
+from tests.compress.training import (
+    attached,
+    optimizer,
+    planned_and_real,
+    train,
+    weights,
+    wrapped,
+)
 from xtune.policies.compress import wire
 from xtune.policies.compress.channel import Channel
 from xtune.policies.compress.hierarchy import Node, part_table
@@ -238,6 +245,7 @@ def _training(rank: int, world: int) -> dict[str, Any]:
     train(model, handle, optimizers[0], rank, 12, 20)
     train(twin, other, optimizers[1], rank, 12, 20)
     metrics = handle.metrics()
+    planned = planned_and_real(handle, lambda: train(model, handle, optimizers[0], rank, 20, 21))
     flat = attached(wrapped())
     lines = Lines()
     flat.load_state_dict(saved)
@@ -246,6 +254,7 @@ def _training(rank: int, world: int) -> dict[str, Any]:
         "resumed": torch.equal(weights(model), weights(twin)),
         "near": float((weights(model) - weights(plain)).norm() / weights(plain).norm()),
         "ratio": metrics["ratio_vs_bf16"],
+        "planned": planned,
         "refused": any("saved state is not used" in line for line in lines.take()),
     }
 
@@ -255,6 +264,7 @@ def test_training_over_two_nodes_agrees_resumes_and_counts() -> None:
         assert result["same"] and result["resumed"] and result["refused"]
         assert result["near"] < 0.2
         assert 0.3 < result["ratio"] < 0.75
+        assert result["planned"][0] == pytest.approx(result["planned"][1], abs=0.02)  # headers
 
 
 def _meshes(rank: int, world: int) -> dict[str, Any]:
