@@ -244,14 +244,14 @@ def _training(rank: int, world: int) -> dict[str, Any]:
     other.load_state_dict(saved)
     train(model, handle, optimizers[0], rank, 12, 20)
     train(twin, other, optimizers[1], rank, 12, 20)
-    metrics = handle.metrics()
+    metrics, resumed = handle.metrics(), torch.equal(weights(model), weights(twin))
     planned = planned_and_real(handle, lambda: train(model, handle, optimizers[0], rank, 20, 21))
     flat = attached(wrapped())
     lines = Lines()
     flat.load_state_dict(saved)
     return {
         "same": same_everywhere(weights(model)),
-        "resumed": torch.equal(weights(model), weights(twin)),
+        "resumed": resumed,
         "near": float((weights(model) - weights(plain)).norm() / weights(plain).norm()),
         "ratio": metrics["ratio_vs_bf16"],
         "planned": planned,
