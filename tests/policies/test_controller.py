@@ -239,8 +239,10 @@ def test_times_from_before_a_retreat_say_nothing_of_the_rung_after_it() -> None:
     assert controller.report()[5] > 0
     assert controller.begin(26).rung == 0
     assert controller.report()[5] == -2.0
+    slowdown = controller.report()[0]
     observe(controller, 26, 90.0)  # residuals are sent in this one
     assert controller.report()[5] == -2.0
+    assert controller.report()[0] == slowdown
     controller.begin(27)
     observe(controller, 27, 7.0)
     assert controller.report()[5] == pytest.approx(7.0, rel=1e-3)

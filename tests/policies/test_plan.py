@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtune.policies import Layer, Policy, preset, replace_fields
@@ -41,6 +41,7 @@ def test_small_tensors_stay_at_sixteen_bits() -> None:
     assert layer_bits(stack(BIG, 4095, 4096, BIG), 4, 4, Compression()) == (4, 16, 4, 4)
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, BIG), min_size=1, max_size=12),
     share=st.floats(0, 1),
