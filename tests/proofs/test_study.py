@@ -87,6 +87,19 @@ def test_none_of_something_is_refused(flag: str, capsys: pytest.CaptureFixture[s
     assert f"{flag}: '0' is not a whole number of at least 1" in capsys.readouterr().err
 
 
+def test_a_response_without_what_the_simulator_reads_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept.json"
+    asked = ["--methods", "fp32,q4_8_g0.5,drop_35", "--out", str(out), "--response", str(kept)]
+    assert convergence.main(asked) == UsageError.exit_code
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --response: no method of kind drop_residual, shared is chosen"
+    ]
+    assert not out.exists()
+    assert not kept.exists()
+
+
 def test_without_a_corpus_one_line_says_what_to_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

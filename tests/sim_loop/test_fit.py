@@ -83,7 +83,7 @@ def test_every_parameter_says_what_it_rests_on(fitted: tuple[Truth, Calibration]
         assert p.why, p.name
         assert p.assumed or (p.tables and p.n > 0), p.name
         assert np.isfinite(p.value), p.name
-    assert {p.name for p in c.assumed} >= {"change_s", "penalty_quantise", "codec_s_per_element"}
+    assert {p.name for p in c.assumed} >= {"change_s", "penalty_lost", "codec_s_per_element"}
 
 
 def test_rows_in_another_order_give_the_same_calibration(tmp_path: Path) -> None:

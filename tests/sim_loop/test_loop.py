@@ -108,10 +108,10 @@ def test_charges_are_made_when_they_happen_and_nothing_else_knows_t() -> None:
 def test_progress_under_compression_needs_more_iterations() -> None:
     joint = preset("joint")
     eager = replace(joint, compression=replace(joint.compression, warmup_iterations=0))
-    r = run(eager, made(early_penalty=0.0, penalty_quantise=100.0), iterations=300)
+    r = run(eager, made(early_penalty=0.0, penalty_noise=1.61), iterations=300)
     assert r.metrics["extra_steps"] > 0
     assert r.reached and r.steps == math.ceil(r.metrics["steps_to_target"])
-    never = run(eager, made(early_penalty=0.0, penalty_quantise=1e6), iterations=30)
+    never = run(eager, made(early_penalty=0.0, penalty_noise=16_100.0), iterations=30)
     assert not never.reached and math.isinf(never.metrics["time_to_target_s"])
     assert never.to_json()["metrics"]["time_to_target_s"] is None
     json.dumps(never.to_json(), allow_nan=False)
@@ -155,8 +155,8 @@ def network_bound(**values: float) -> Calibration:
     """
     scale = 0.3 / BUCKET_S
     c = made(
-        compute_s=0.5, first_bucket_share=0.667, collective_s=0.3, penalty_quantise=1.0 / 0.0161,
-        penalty_carried=0.0, early_penalty=0.0,
+        compute_s=0.5, first_bucket_share=0.667, collective_s=0.3, penalty_lost=1.0,
+        penalty_noise=0.0, early_penalty=0.0,
     )  # fmt: skip
     size = round(c["collective_bytes"] * scale)
     two = made().buckets[:2]

@@ -57,13 +57,13 @@ def test_error_powers_by_hand() -> None:
 
 
 def test_constants_are_those_the_damage_was_made_with() -> None:
-    plain, carried, drop = 0.004, 0.012, 0.8
+    bias, noise, drop = 0.004, 0.012, 0.8
     lost = dropped_power(0.1) ** 2
     found = constants(
         document(
-            a=row("quantise", plain, **bits(4, 4, 4.0)),
-            b=row("quantise", plain + carried / 4, gain=0.5, **bits(4, 4, 4.0)),
-            c=row("quantise", 0.75 * (plain + carried), gain=1.0, **bits(4, 4, 4.0, 64)),
+            a=row("quantise", bias + noise, **bits(4, 4, 4.0)),
+            b=row("quantise", bias / 4 + noise * 5 / 4, gain=0.5, **bits(4, 4, 4.0)),
+            c=row("quantise", 0.75 * 2 * noise, gain=1.0, **bits(4, 4, 4.0, 64)),
             d=row("quantise", 9.0, gain=0.5, **bits(2, 2, 2.0)),  # too coarse for the form
             e=row("drop", drop * lost, keep_share=0.1),
             f=row("drop_residual", 0.4 * drop * lost, keep_share=0.1),
@@ -71,7 +71,7 @@ def test_constants_are_those_the_damage_was_made_with() -> None:
         ),
         dropped_power,
     )
-    expected = {"quantise": plain, "carried": carried, "drop": drop, "drop_residual": 0.4 * drop,
+    expected = {"lost": bias, "noise": noise, "drop": drop, "drop_residual": 0.4 * drop,
                 "shared": 0.5 * drop}  # fmt: skip
     half = 4.302653 * np.std([1.0, 0.9, 1.1], ddof=1) / math.sqrt(3)
     assert set(found) == set(expected)

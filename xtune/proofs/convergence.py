@@ -24,6 +24,7 @@ from xtune.proofs.methods import methods
 from xtune.proofs.output import as_markdown, as_text, draw
 from xtune.proofs.study import Study
 from xtune.proofs.summary import BASELINE, response, summarise
+from xtune.sim.measured import KINDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         names = _chosen(given.methods)
+        if given.response is not None:
+            _check_kinds(names)
         settings = Settings(warm=given.warm, steps=given.steps)
         study = Study(given.out, settings, given.corpus)
         study.run(names, range(given.seeds), given.jobs)
@@ -47,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130  # as shells report an interrupted command
     return 0
+
+
+def _check_kinds(names: Sequence[str]) -> None:
+    """Before hours of training: a response without these would leave the simulator without."""
+    lacking = set(KINDS) - {methods()[name].kind for name in names}
+    if lacking:
+        raise UsageError(f"--response: no method of kind {', '.join(sorted(lacking))} is chosen")
 
 
 def write(study: Study, names: Sequence[str], *, command: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from scipy.optimize import nnls
 from scipy.stats import t as student_t
 
 FILE = "measured_response.json"
+KINDS = ("quantise", "drop", "drop_residual", "shared")  # of methods that the constants are from
 FIRST_BITS, FIRST_BLOCK = 4, 256  # of the quantiser whose error power is the unit
 
 
@@ -60,8 +61,30 @@ def penalty_of(damage: float, *, fall: float, warm: int, steps: int) -> float:
     return steps / progress - 1.0 if progress > 0 else math.inf
 
 
+def error_feedback_parts(carried: float) -> tuple[float, float]:
+    """Error power lost for good, and error power as noise, both in that of the quantiser.
+
+    With a share of the residual carried into the next round, the rest of each rounding is lost,
+    and a rounding appears twice in what is sent: when it is made, and as what is made up for.
+
+    Args:
+        carried: the share, 0 without error feedback.
+    """
+    return (1.0 - carried) ** 2, 1.0 + carried**2
+
+
 def relative_error(bits_input: int, bits_head: int, mean_bits: float, block: int) -> float:
-    """Error power in that of 4 bits in blocks of 256, as the response reckons it."""
+    """Error power in that of 4 bits in blocks of 256.
+
+    Six decibels a bit, as for any uniform quantiser; the scale of a block is its largest value,
+    which grows as sqrt(2 ln block) for normal values.
+
+    Args:
+        bits_input: Of the layers near the input.
+        bits_head: Of the head.
+        mean_bits: Of all elements, from which the head's share follows.
+        block: Elements that share a scale.
+    """
     head = 0.0
     if bits_head != bits_input:
         head = (mean_bits - bits_input) / (bits_head - bits_input)
@@ -79,10 +102,10 @@ def constants(
         dropped_power: Share of a gradient's power that keeping a share of elements loses.
 
     Returns:
-        Those that were measured, by name: ``quantise``, penalty of 4 bits without error feedback;
-        ``carried``, what is added where the whole residual is carried, growing with the square of
-        the share; ``drop``, ``drop_residual`` and ``shared``, penalty per square of the power that
-        is not sent, without and with a residual, and under a shared selection.
+        Those that were measured, by name: ``lost`` and ``noise``, penalties of 4 bits for what is
+        rounded away for good and as noise, see `error_feedback_parts`; ``drop``,
+        ``drop_residual`` and ``shared``, penalty per square of the power that is not sent, without
+        and with a residual, and under a shared selection.
     """
     rows = document["methods"]
     common = sorted(set.intersection(*(set(row["seeds"]) for row in rows.values())))
@@ -106,10 +129,10 @@ def _one_seed(
     fine = [(r, lost) for r, lost in by_kind.get("quantise", []) if r["bits_input"] >= FIRST_BITS]
     if len(fine) > 1:
         errors = np.array([_error_of(row) for row, _ in fine])
-        squares = np.array([(row["gain"] or 0.0) ** 2 for row, _ in fine])
-        design = np.column_stack([errors, errors * squares])
-        (plain, carried), _ = nnls(design, np.array([lost for _, lost in fine]))
-        out |= {"quantise": float(plain), "carried": float(carried)}
+        parts = np.array([error_feedback_parts(row["gain"] or 0.0) for row, _ in fine])
+        design = errors[:, None] * parts
+        (bias, noise), _ = nnls(design, np.array([lost for _, lost in fine]))
+        out |= {"lost": float(bias), "noise": float(noise)}
     for kind in ("drop", "drop_residual", "shared"):
         if kind in by_kind:
             square = np.array([dropped_power(row["keep_share"]) ** 2 for row, _ in by_kind[kind]])

@@ -22,70 +22,27 @@ from xtune.policies.spec import Compression
 from xtune.sim import measured
 from xtune.sim.calibration import Calibration, Parameter
 
-REFERENCE_BITS = 4
-REFERENCE_BLOCK = 256
 _PROTOTYPE = (
-    "measured with a prototype: a LLaMA-style model of 1.07 M parameters, 4 ranks, 200 iterations"
-    " after a shared warm start"
+    "measured with a prototype, a LLaMA-style model of 1.07 M parameters on 4 ranks: perplexity "
+    "+2.2 to +3.2 % after 200 iterations from iteration 0, +0.2 % after 200 uncompressed ones"
 )
 
 
 def assumed_response() -> tuple[Parameter, ...]:
     """The constants, as assumed parameters with their source."""
-    rows = (
-        (
-            "quantiser_error", 0.0161,
-            "relative error power of 4-bit blocks of 256 (relative error 0.127): "
-            "measured with a prototype on normal values",
-        ),
-        (
-            "penalty_quantise", 0.30,
-            f"penalty per error power without error feedback; {_PROTOTYPE}: perplexity +0.12 % at "
-            "4 bits, with 0.5 nat per e-fold of iterations",
-        ),
-        (
-            "penalty_carried", 1.14,
-            "penalty per error power added where the whole residual is carried, growing with the "
-            f"square of the share; {_PROTOTYPE}: +0.12, +0.22, +0.58 % at shares 0, 0.5, 1",
-        ),
-        (
-            "penalty_drop", 1.0,
-            f"penalty per square of the gradient power dropped, without residual; {_PROTOTYPE}: "
-            "perplexity +1.1, +11.6, +24.6 % at 35, 5, 1 % kept",
-        ),
-        (
-            "drop_feedback", 0.45,
-            f"share of the dropping penalty that a residual leaves; {_PROTOTYPE}: +4.9 for "
-            "+11.6 % at 5 % kept",
-        ),
-        (
-            "penalty_shared", 0.45,
-            "penalty per square of the gradient power that a shared selection leaves to the "
-            f"residual: that of dropping with a residual; {_PROTOTYPE}",
-        ),
-        (
-            "early_penalty", 10.0,
-            "how much more compression costs at the very start; measured with a prototype: +2.2 to"
-            " +3.2 % from iteration 0, +0.2 % after a warm start",
-        ),
-        (
-            "early_iterations", 200.0,
-            "iterations over which that fades by a factor e: the warm start of the prototype",
-        ),
-    )  # fmt: skip
-    prototype = {
-        name: Parameter(
-            name=name, value=value, unit="iterations" if name == "early_iterations" else "",
-            assumed=True, why=why,
-        )
-        for name, value, why in rows
-    }  # fmt: skip
-    error = prototype["quantiser_error"].value
-    return tuple((prototype | _measured(measured.load(), error)).values())
+    early = (
+        ("early_penalty", 10.0, "", "how much more compression costs at the very start"),
+        ("early_iterations", 200.0, "iterations", "over which that fades by a factor e"),
+    )
+    prototype = [
+        Parameter(name=name, value=value, unit=unit, assumed=True, why=f"{what}; {_PROTOTYPE}")
+        for name, value, unit, what in early
+    ]
+    return (*prototype, *_measured(measured.load()))
 
 
-def _measured(document: Mapping[str, Any], error: float) -> dict[str, Parameter]:
-    """What the stored measurement says, in place of the prototype's figures."""
+def _measured(document: Mapping[str, Any]) -> list[Parameter]:
+    """What the stored measurement says of the penalties."""
     found = measured.constants(document, dropped_power)
     about = document["provenance"]
     settings = about["settings"]
@@ -94,28 +51,24 @@ def _measured(document: Mapping[str, Any], error: float) -> dict[str, Parameter]
         f"ranks, {settings['steps']} iterations after a warm start of {settings['warm']}, "
         f"{len(about['seeds'])} random seeds"
     )
-    scales = {
-        "penalty_quantise": ("quantise", 1 / error),
-        "penalty_carried": ("carried", 1 / error),
-        "penalty_drop": ("drop", 1.0),
-        "penalty_shared": ("shared", 1.0),
-    }
-    out = {}
-    for name, (measured_as, scale) in scales.items():
-        if measured_as in found:
-            constant = found[measured_as]
-            out[name] = Parameter(
-                name=name,
-                value=max(0.0, constant.value * scale),
-                low=None if constant.low is None else constant.low * scale,
-                high=None if constant.high is None else constant.high * scale,
-                assumed=True,
-                why=why,
-            )
-    if found.get("drop_residual") and found["drop"].value > 0:
-        share = found["drop_residual"].value / found["drop"].value
-        out["drop_feedback"] = Parameter(name="drop_feedback", value=share, assumed=True, why=why)
-    return out
+    rows = (
+        ("lost", "penalty for what 4 bits in blocks of 256 round away for good"),
+        ("noise", "penalty for what they round away as noise"),
+        ("drop", "penalty per square of the gradient power dropped, without residual"),
+        ("drop_residual", "penalty per square of the gradient power dropped, with a residual"),
+        ("shared", "penalty per square of the power that a shared selection leaves for later"),
+    )
+    return [
+        Parameter(
+            name=f"penalty_{name}",
+            value=max(0.0, found[name].value),
+            low=found[name].low,
+            high=found[name].high,
+            assumed=True,
+            why=f"{what}; {why}",
+        )
+        for name, what in rows
+    ]
 
 
 class Response:
@@ -164,8 +117,8 @@ class Response:
             lost = dropped_power(plan.keep_share if shared else compression.drop_keep_share)
             if shared and compression.error_feedback:
                 return c["penalty_shared"] * lost * lost
-            left = c["drop_feedback"] if compression.error_feedback else 1.0
-            return c["penalty_drop"] * lost * lost * left
+            kept = "_residual" if compression.error_feedback else ""
+            return c[f"penalty_drop{kept}"] * lost * lost
         if plan.mode != "quantise":
             return 0.0
         penalty = 0.0
@@ -173,19 +126,11 @@ class Response:
             if bits < DENSE_BITS:
                 decay = compression.residual_decay_head if head else compression.residual_decay
                 carried = decay if compression.error_feedback else 0.0
-                per_power = c["penalty_quantise"] + c["penalty_carried"] * carried * carried
-                penalty += count * self._error_power(bits) * per_power
+                bias, noise = measured.error_feedback_parts(carried)
+                per_power = c["penalty_lost"] * bias + c["penalty_noise"] * noise
+                error = measured.relative_error(bits, bits, bits, compression.block)
+                penalty += count * error * per_power
         return penalty / sum(self._elements)
-
-    def _error_power(self, bits: int) -> float:
-        """Relative error power of one layer's quantiser.
-
-        Six decibels a bit, as for any uniform quantiser; the scale of a block is its largest
-        value, which grows as sqrt(2 ln block) for normal values.
-        """
-        wider = math.log(self._compression.block) / math.log(REFERENCE_BLOCK)
-        reference = self._calibration["quantiser_error"]
-        return float(reference * wider * 4.0 ** (REFERENCE_BITS - bits))
 
 
 @lru_cache(maxsize=64)
