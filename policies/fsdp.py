@@ -196,7 +196,12 @@ class ShardedModel:
         Args:
             hook: None: reduce as FSDP does.
             node: where this rank stands, None where there is one copy of the parameters.
+
+        Raises:
+            RuntimeError: a policy is at work in the model.
         """
+        if self._at_work():
+            raise RuntimeError("another policy is attached to this model: detach() it first")
         across, former = self.lasting(node), self._across()
         places = {name: place for place, name in enumerate(self._shards)}
         for index, held in enumerate(self._groups):
@@ -212,9 +217,15 @@ class ShardedModel:
 
     def _across(self) -> set[Channel]:
         """What the reducers that are in place average over nodes by."""
+        return {found.across for found in self._placed() if found.across is not None}
+
+    def _at_work(self) -> bool:
+        return any(found.at_work for found in self._placed())
+
+    def _placed(self) -> list[ModuleReducer]:
+        """Ours that are in place."""
         placed = [held.group._reduce_scatter_comm for held in self._groups]
-        ours = [found.across for found in placed if isinstance(found, ModuleReducer)]
-        return {channel for channel in ours if channel is not None}
+        return [found for found in placed if isinstance(found, ModuleReducer)]
 
     def leave(self, node: Node | None) -> None:
         """The policy is off: FSDP reduces as ever, and nodes must still be kept in step.
@@ -222,7 +233,7 @@ class ShardedModel:
         Raises:
             ValueError: they cannot be, for the ranks do not agree on what they are.
         """
-        if len(self._rows) > 1 and not self.replicated:
+        if len(self._rows) > 1 and not self.replicated and not self._at_work():
             if node is None:
                 raise ValueError("the ranks differ in mesh: their weights would drift apart")
             self.install(None, node)
@@ -331,6 +342,11 @@ class ModuleReducer:
         self.across = across
         self._known: dict[int, tuple[int, ...] | None] = {}
 
+    @property
+    def at_work(self) -> bool:
+        """Whether a policy reduces."""
+        return self._hook is not None and not self._hook.detached
+
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a call, as FSDP would take it."""
         memory: Tensor = self._torch.allocate(size, dtype=dtype, device=device)
@@ -346,7 +362,7 @@ class ModuleReducer:
     ) -> None:
         """Reduce and scatter; done on return, whatever ``async_op``, which FSDP never sets."""
         hook = self._hook
-        if hook is None or hook.detached:
+        if hook is None or not self.at_work:
             self._uncompressed(output_tensor, input_tensor, group, op)
             return
         count = output_tensor.numel()

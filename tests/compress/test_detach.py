@@ -241,3 +241,26 @@ def _memory(rank: int, world: int) -> list[bool]:
 
 def test_residuals_go_though_the_hook_stays() -> None:
     assert run(2, _memory) == [[True, False]] * 2
+
+
+def _twice(rank: int, world: int) -> list[Any]:
+    lines = Lines()
+    mesh = fsdp.nodes(world)
+    model = fsdp.sharded(mesh=mesh["place"])
+    first, steps = fsdp.attached(model, mesh=mesh), optimizer(model)
+    fsdp.train(model, first, steps, rank, 0, 2)
+    sent = first.metrics()["wire_bytes"]
+    second = [fsdp.attached(model, mesh=mesh), fsdp.attached(model, mesh=mesh, environ=OFF)]
+    fsdp.train(model, first, steps, rank, 2, 4)
+    said = sum("detach() it first" in line for line in lines.take())
+    works = first.metrics()["wire_bytes"] > sent > 0
+    first.detach()
+    third = fsdp.attached(model, mesh=mesh)
+    fsdp.train(model, third, steps, rank, 4, 6)
+    modes = [handle.metrics()["mode"] for handle in (*second, third)]
+    return [modes, said, works, same_everywhere(fsdp.whole(model))]
+
+
+def test_a_policy_at_work_is_not_replaced() -> None:
+    for result in run(4, _twice):
+        assert result == [["off", "off", "on"], 1, True, True]
