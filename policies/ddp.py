@@ -176,12 +176,17 @@ class ReplicatedModel:
         )
 
     def install(self, hook: GradientHook, _node: Node | None) -> None:
-        """Put the hook in place.
+        """Put the hook in place, or behind one of ours that is detached.
 
         Raises:
             RuntimeError: another one is there.
         """
-        self._model.register_comm_hook(hook, reduce_bucket)
+        placed = (state for _, state in getattr(self._model, "_comm_hooks", ()))
+        former = next((state for state in placed if isinstance(state, GradientHook)), None)
+        if former is not None and (former.successor or former).detached:
+            former.successor = hook
+        else:
+            self._model.register_comm_hook(hook, reduce_bucket)
 
     def leave(self, _node: Node | None) -> None:
         """The policy is off: DDP reduces as ever."""

@@ -188,6 +188,7 @@ class GradientHook:
         self.loss = LossMail()
         self.iteration = Iteration()
         self.detached = False
+        self.successor: GradientHook | None = None  # once detached: DDP takes one hook for good
         self._backwards = 0  # since the last iteration ended
         exchanges = exchange.exchanges if isinstance(exchange, Lanes) else (exchange,)
         self._lanes = [Lane(each) for each in exchanges]
@@ -222,6 +223,8 @@ class GradientHook:
 
     def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Queue one bucket; called by DDP in the order of the buckets, in the backward pass."""
+        if self.detached and self.successor is not None:
+            return self.successor.reduce(bucket)
         if self.detached:
             return allreduce_hook(self._group, bucket)
         if self._uneven():  # a rank that has run out of inputs takes part in no regulation

@@ -264,3 +264,26 @@ def _twice(rank: int, world: int) -> list[Any]:
 def test_a_policy_at_work_is_not_replaced() -> None:
     for result in run(4, _twice):
         assert result == [["off", "off", "on"], 1, True, True]
+
+
+def _again(rank: int, world: int) -> list[Any]:
+    lines, model = Lines(), wrapped()
+    steps, out = optimizer(model), []
+    for start in (0, 4, 8):
+        handle = attached(model, policy(compression={"rung_by_level": (3, 3, 3, 3)}))
+        train(model, handle, steps, rank, start, start + 3)
+        metrics = handle.metrics()
+        out.append((metrics["mode"], metrics["rung"], metrics["wire_bytes"] > 0))
+        twin = attached(model).metrics()["mode"]
+        handle.detach()
+        train(model, None, steps, rank, start + 3, start + 4)
+        out.append((twin, None, handle.metrics()["wire_bytes"] == metrics["wire_bytes"]))
+    said = sum("can only be called once" in line for line in lines.take())
+    return [out, said, same_everywhere(weights(model))]
+
+
+def test_a_model_that_was_detached_is_attached_again() -> None:
+    for out, said, same in run(2, _again):
+        assert out == [("on", 3, True), ("off", None, True)] * 3
+        assert said == 3  # a policy at work is not replaced
+        assert same
