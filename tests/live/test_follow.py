@@ -356,9 +356,16 @@ NORMS = b"".join(
     b'"elements":[4,4],"norm":[2.5,"nan"],"density":[0.25,1]}\n' % (n + 1, n)
     for n in range(6)
 )
+PROBES = b"".join(
+    b'{"xtune_probe":1,"src":"h0","dst":"h1","path":3,"link":"l0","name":"h0>l0","ts_ns":%d,'
+    b'"rtt_ns":%s,"occupancy":0.5,"error_rate":null,"signal_margin":null,"lost":%s}\n'
+    % (n + 1, b"null" if n % 2 else b"70000", b"true" if n % 2 else b"false")
+    for n in range(6)
+)
 STANDING_ALONE = {
     "decisions": b"".join(decision(n) for n in range(6)),
     "layer_gradients": NORMS,
+    "probes": PROBES,
 }
 
 
