@@ -29,20 +29,22 @@ BUCKET_MB = 8.0
 TIMEOUT_S = 120
 WARM_STEPS = 12  # past the first decision
 READY = "ready"
-POLICY = Policy(
-    name="bench",
-    compression=Compression(
+HEAD_BITS = {"q4": 4, "q4_8": 8}  # of the rungs that are measured
+
+
+def policy(rung: str) -> Policy:
+    """The default ladder's rung of that name, always."""
+    compression = Compression(
         warmup_iterations=0,
         ladder=(
             Rung(name="off", bits_input=16, bits_head=16),
-            Rung(name="q4_8", bits_input=4, bits_head=8),
+            Rung(name=rung, bits_input=4, bits_head=HEAD_BITS[rung]),
         ),
         rung_by_level=(1, 1, 1, 1),
         curvature_gain=0.0,
         least_gain=0.0,  # compress where it does not pay as well
-    ),
-    period=Period(iterations=10),
-)
+    )
+    return Policy(name="bench", compression=compression, period=Period(iterations=10))
 
 
 def bf16_hook(world: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -63,14 +65,14 @@ bf16_hook.__annotations__ = {
 
 
 def model(method: str) -> tuple[Any, Handle | None]:
-    """The same model each time, its gradients reduced as `bf16`, as fp32 or as `ours`."""
+    """The same model each time, its gradients reduced as `bf16`, as fp32 or by a rung of ours."""
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
     wrapped = DistributedDataParallel(
         nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True
     )
-    if method == "ours":
-        return wrapped, attach(wrapped, policy=POLICY, environ={})
+    if method in HEAD_BITS:
+        return wrapped, attach(wrapped, policy=policy(method), environ={})
     if method == "bf16":
         wrapped.register_comm_hook(dist.get_world_size(), bf16_hook)
     return wrapped, None
@@ -135,9 +137,7 @@ def main() -> None:
     for _ in range(task["runs"]):
         for training in trainings.values():
             training.measure(task["steps"])
-    ours = trainings["ours"].handle
     result = {
-        "rung": None if ours is None else ours.metrics()["rung"],
         "seconds": {method: each.seconds for method, each in trainings.items()},
         "sent": {method: each.sent for method, each in trainings.items()},
     }

@@ -25,7 +25,12 @@ GBPS = 1
 GOAL = 0.5
 CABLE = "xtune0"
 ADDRESSES = ("10.253.0.1/30", "10.253.0.2/30")
-NAMES = ("policies.step_1gbps_vs_bf16", "policies.step_free_link_vs_dense")
+NAMES = (
+    "policies.step_1gbps_vs_bf16",
+    "policies.step_1gbps_q4_8_vs_bf16",
+    "policies.step_free_link_vs_dense",
+)
+RUNGS = ("q4", "q4_8")  # what the default ladder ends with, and the rung before
 
 
 class NoLinkError(Exception):
@@ -62,7 +67,7 @@ def _ready(rank: subprocess.Popen[str]) -> bool:
 
 
 def _train(methods: tuple[str, ...], *, shaped: bool) -> dict[str, Any]:
-    """What rank 0 measured of both methods.
+    """What rank 0 measured of the methods.
 
     Raises:
         NoLinkError: ``shaped``, and it cannot be.
@@ -118,13 +123,13 @@ def _row(
     }
 
 
-def _slow_link() -> dict[str, object]:
-    methods = ("bf16", "ours")
+def _slow_link() -> list[dict[str, object]]:
+    methods = ("bf16", *RUNGS)
     try:
         measured = _train(methods, shaped=True)
         link = "shaped"
     except NoLinkError as reason:
-        print(f"policies.step_1gbps_vs_bf16: the link is modelled: {reason}", flush=True)
+        print(f"{NAMES[0]}: the link is modelled: {reason}", flush=True)
         measured = _train(methods, shaped=False)
         link = "modelled"
     seconds: dict[str, list[float]] = measured["seconds"]
@@ -134,25 +139,30 @@ def _slow_link() -> dict[str, object]:
     if link == "modelled":
         for method in methods:
             seconds[method] = [s + sent[method] * 8 / (GBPS * 1e9) for s in seconds[method]]
-    return _row(
-        NAMES[0], seconds["ours"], seconds["bf16"], GOAL,
+    against = (
         f"a hook that sends bf16: {statistics.median(seconds['bf16']) * 1e3:.0f} ms; link of "
         f"{GBPS} Gb/s {link}, {_step_rank.LAYERS} layers of {_step_rank.WIDTH} squared, 2 ranks; "
-        f"sent, by the kernel's counters: {sent['ours'] / 1e6:.1f} of {sent['bf16'] / 1e6:.1f} MB "
-        "a rank and step",
-    )  # fmt: skip
+        "sent, by the kernel's counters: {:.1f} of {:.1f} MB a rank and step"
+    )
+    return [
+        _row(
+            name, seconds[rung], seconds["bf16"], GOAL,
+            against.format(sent[rung] / 1e6, sent["bf16"] / 1e6),
+        )
+        for name, rung in zip(NAMES, RUNGS, strict=False)
+    ]  # fmt: skip
 
 
 def _free_link() -> dict[str, object]:
-    seconds = _train(("dense", "ours"), shaped=False)["seconds"]
-    ours, dense = (statistics.median(seconds[method]) for method in ("ours", "dense"))
+    seconds = _train(("dense", "q4_8"), shaped=False)["seconds"]
+    ours, dense = (statistics.median(seconds[method]) for method in ("q4_8", "dense"))
     return _row(
-        NAMES[1], seconds["ours"], seconds["dense"], None,
+        NAMES[-1], seconds["q4_8"], seconds["dense"], None,
         f"the same without a hook (fp32) over loopback: {dense * 1e3:.0f} ms, ours adds "
         f"{(ours - dense) * 1e3:+.0f} ms",
     )  # fmt: skip
 
 
 def run() -> list[dict[str, object]]:
-    """Medians of several runs of a few steps, both methods in turn."""
-    return [_slow_link(), _free_link()]
+    """Medians of several runs of a few steps, all methods in turn."""
+    return [*_slow_link(), _free_link()]
