@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
+from plotly.colors import qualitative
 from plotly.subplots import make_subplots
 
 Table = Mapping[str, Mapping[str, Any]]
+NEAR_PERCENT = 3.0  # change of perplexity up to which methods are also drawn by themselves
 
 HEADINGS = (
     "method", "perplexity", "change, 95 % interval", "by seed", "nats/byte", "saved vs bf16",
@@ -41,42 +43,40 @@ def as_markdown(table: Table, about: str) -> str:
 
 
 def draw(table: Table, phases: Sequence[int], about: str, path: Path) -> None:
-    """Damage by iteration, and damage against bytes saved, as one page of HTML."""
+    """Damage by iteration, and damage against bytes saved, as one page of HTML.
+
+    On the right the same again, near full precision.
+    """
     figure = make_subplots(
         rows=2,
-        cols=1,
-        subplot_titles=("held-out loss above full precision", "damage against bytes saved"),
-        vertical_spacing=0.12,
-    )
-    for name, row in table.items():
-        figure.add_trace(
-            go.Scatter(x=list(phases), y=row["damage_by_phase"], name=name, mode="lines+markers"),
-            row=1,
-            col=1,
-        )
-    named = list(table)
-    changes = [table[name]["perplexity_change"] for name in named]
-    spread = [
-        0.0 if change["high"] is None else 100 * (change["high"] - change["mean"])
-        for change in changes
-    ]
-    figure.add_trace(
-        go.Scatter(
-            x=[100 * table[name]["saved_vs_bf16"] for name in named],
-            y=[100 * change["mean"] for change in changes],
-            error_y={"type": "data", "array": spread},
-            text=named,
-            mode="markers+text",
-            textposition="top center",
-            showlegend=False,
+        cols=2,
+        subplot_titles=(
+            "held-out loss above full precision", f"within {NEAR_PERCENT:g} %",
+            "damage against bytes saved", f"within {NEAR_PERCENT:g} %",
         ),
-        row=2,
-        col=1,
-    )
-    figure.update_xaxes(title_text="iteration of the branch", row=1, col=1)
-    figure.update_yaxes(title_text="nats per token", row=1, col=1)
-    figure.update_xaxes(title_text="bytes saved against bf16, %", row=2, col=1)
-    figure.update_yaxes(title_text="perplexity change, %", row=2, col=1)
+        vertical_spacing=0.12,
+    )  # fmt: skip
+    for (name, row), colour in zip(table.items(), cycle(qualitative.Dark24), strict=False):
+        change = row["perplexity_change"]
+        spread = 0.0 if change["high"] is None else 100 * (change["high"] - change["mean"])
+        look = {"name": name, "legendgroup": name, "line_color": colour}
+        for column in (1, 2):
+            figure.add_scatter(
+                x=list(phases), y=row["damage_by_phase"], mode="lines+markers",
+                showlegend=column == 1, row=1, col=column, **look,
+            )  # fmt: skip
+            figure.add_scatter(
+                x=[100 * row["saved_vs_bf16"]], y=[100 * change["mean"]],
+                error_y={"type": "data", "array": [spread]}, mode="markers",
+                showlegend=False, row=2, col=column, **look,
+            )  # fmt: skip
+    figure.update_xaxes(title_text="iteration of the branch", row=1)
+    figure.update_yaxes(title_text="nats per token", row=1)
+    figure.update_xaxes(title_text="bytes saved against bf16, %", row=2)
+    figure.update_yaxes(title_text="perplexity change, %", row=2)
+    figure.update_yaxes(range=[-NEAR_PERCENT / 300, NEAR_PERCENT / 100], row=1, col=2)
+    figure.update_yaxes(range=[-NEAR_PERCENT / 3, NEAR_PERCENT], row=2, col=2)
+    figure.update_xaxes(range=[50, 100], row=2, col=2)
     figure.update_layout(title=about.splitlines()[0], height=1000, template="plotly_white")
     figure.write_html(path, include_plotlyjs=True)
 
