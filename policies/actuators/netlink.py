@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .._netlink import aligned, attributes  # noqa: TID252 - exported under another name
 from .base import Refused
 from .watcher import ANSWER_S, ERROR
 
@@ -47,17 +48,6 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def attribute(kind: int, value: bytes) -> bytes:
     """One attribute, padded to four bytes."""
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
-def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The attributes in a message's tail, kinds without their flags."""
-    at = 0
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if length < 4:
-            return
-        yield kind & 0x3FFF, data[at + 4 : at + length]
-        at += (length + 3) & ~3
 
 
 def message(kind: int, flags: int, body: bytes) -> bytes:
@@ -271,7 +261,7 @@ class Netlink:
             while at + 16 <= len(data):
                 length, kind, flags, _, _ = struct.unpack_from("=IHHII", data, at)
                 body = data[at + 16 : at + length]
-                at += (length + 3) & ~3
+                at += aligned(length)
                 if kind == ERROR:
                     _raise(body, flags)
                     if until_acknowledged:
@@ -290,7 +280,7 @@ def _raise(body: bytes, flags: int) -> None:
     words = os.strerror(-code)
     if flags & _HAS_ATTRIBUTES:
         repeated = struct.unpack_from("=I", body, 4)[0]
-        at = 4 + (16 if flags & _CAPPED else (repeated + 3) & ~3)
+        at = 4 + (16 if flags & _CAPPED else aligned(repeated))
         text = dict(attributes(body[at:])).get(_TEXT_OF_ERROR)
         if text:
             words += f" ({text.rstrip(bytes(1)).decode('ascii', 'replace')})"

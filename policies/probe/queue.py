@@ -11,16 +11,16 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from .._netlink import aligned, attributes  # noqa: TID252 - exported under another name
+
 _GET_QDISC, _NEW_QDISC, _ERROR, _DONE = 38, 36, 2, 3
 _REQUEST, _DUMP = 0x1, 0x300
 _ROOT = 0xFFFFFFFF
 _KIND, _OPTIONS, _STATS2 = 1, 2, 7
 _STATS_QUEUE = 3
 _TBF_PARMS = 1
-_TYPE_MASK = 0x3FFF  # without the flags for nested and byte order
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _QDISC = struct.Struct("=B3xiIII")  # family, device, handle, parent, info
-_ATTRIBUTE = struct.Struct("=HH")
 _QUEUE = struct.Struct("=II")  # packets, bytes
 _U32 = struct.Struct("=I")
 _TBF_LIMIT_AT = 24  # after two struct tc_ratespec of 12 bytes
@@ -53,9 +53,9 @@ class Queue:
             ValueError: It has no queue.
         """
         index = socket.if_nametoindex(self._device)
-        for device, parent, attributes in self._dump():
+        for device, parent, found in self._dump():
             if device == index and parent == _ROOT:
-                return _share(attributes, self._limit)
+                return _share(found, self._limit)
         raise ValueError(f"{self._device} has no queue")
 
     def _dump(self) -> list[tuple[int, int, dict[int, bytes]]]:
@@ -93,16 +93,16 @@ class Queue:
                     raise OSError(number, os.strerror(number))
                 if kind == _NEW_QDISC:
                     _, device, _, parent, _ = _QDISC.unpack_from(message)
-                    yield device, parent, _attributes(message[_QDISC.size :])
+                    yield device, parent, dict(attributes(message[_QDISC.size :]))
 
 
-def _share(attributes: dict[int, bytes], given: float | None) -> float | None:
-    kind = attributes.get(_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
-    queue = _attributes(attributes.get(_STATS2, b"")).get(_STATS_QUEUE)
+def _share(found: dict[int, bytes], given: float | None) -> float | None:
+    kind = found.get(_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
+    queue = dict(attributes(found.get(_STATS2, b""))).get(_STATS_QUEUE)
     if queue is None:
         return None
     packets, backlog = _QUEUE.unpack_from(queue)
-    limit = _limit(kind, attributes.get(_OPTIONS, b"")) if given is None else given
+    limit = _limit(kind, found.get(_OPTIONS, b"")) if given is None else given
     if not limit:
         return None
     filled: int = packets if kind == "pfifo" else backlog
@@ -113,7 +113,7 @@ def _limit(kind: str, options: bytes) -> int | None:
     if kind in ("pfifo", "bfifo") and len(options) >= _U32.size:
         return int(_U32.unpack_from(options)[0])
     if kind == "tbf":
-        parameters = _attributes(options).get(_TBF_PARMS, b"")
+        parameters = dict(attributes(options)).get(_TBF_PARMS, b"")
         if len(parameters) >= _TBF_LIMIT_AT + _U32.size:
             return int(_U32.unpack_from(parameters, _TBF_LIMIT_AT)[0])
     return None
@@ -127,20 +127,4 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         if length < _HEADER.size:
             return
         yield kind, sequence, data[at + _HEADER.size : at + length]
-        at += _aligned(length)
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind & _TYPE_MASK] = data[at + _ATTRIBUTE.size : at + length]
-        at += _aligned(length)
-    return found
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
+        at += aligned(length)
