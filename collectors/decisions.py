@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
-from xtune.collectors._json_lines import json_objects
-from xtune.collectors._textlines import Lines
+from xtune.collectors._base import Collector, Context, Item, Source
+from xtune.collectors._own_logs import rows_of_log
 from xtune.collectors._values import as_extra, natural, positive, small, text
 
 _MARK = "xtune_decision"
@@ -39,32 +38,16 @@ class Decisions(Collector):
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a line."""
-        rows = RowBuffer("decisions", context)
-        lines = Lines(source)
-        newer = 0
-        for found in json_objects(lines):
-            if isinstance(found, Reject):
-                yield found
-                continue
-            line, record = found
-            version = natural(record.get(_MARK))
-            kind = text(record.get("kind"), 256) if version is not None else None
-            if kind is None:
-                yield Reject(line.place, "not a decision: no version or no kind")
-                continue
-            newer += version != 1
-            rows.add(_row(record, kind, context))
-            if rows.full:
-                yield from rows.flush()
-        yield from rows.flush()
-        yield from lines.rejects
-        if newer:
-            yield Note(
-                "decisions of a newer version: fields that are not known are in extra", newer
-            )
+        return rows_of_log(
+            source, context, table="decisions", mark=_MARK, make=_row,
+            refused="not a decision: no version or no kind",
+        )  # fmt: skip
 
 
-def _row(record: dict[str, Any], kind: str, context: Context) -> dict[str, Any]:
+def _row(record: dict[str, Any], context: Context) -> dict[str, Any] | None:
+    kind = text(record.get("kind"), 256)
+    if kind is None:
+        return None
     rank = small(record.get("rank"))
     return {
         "ts": positive(record.get("ts_ns")),

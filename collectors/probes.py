@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xtune.collectors._base import Collector, Context, Item, Note, Reject, RowBuffer, Source
-from xtune.collectors._json_lines import json_objects
-from xtune.collectors._textlines import Lines
+from xtune.collectors._base import Collector, Context, Item, Source
+from xtune.collectors._own_logs import rows_of_log
 from xtune.collectors._values import as_extra, natural, positive, real, small, text
 
 _MARK = "xtune_probe"
@@ -39,30 +38,16 @@ class Probes(Collector):
 
     def read(self, source: Source, context: Context) -> Iterator[Item]:
         """One row a line."""
-        rows = RowBuffer("link_probes", context)
-        lines = Lines(source)
-        newer = 0
-        for found in json_objects(lines):
-            if isinstance(found, Reject):
-                yield found
-                continue
-            line, record = found
-            version = natural(record.get(_MARK))
-            lost = record.get("lost")
-            if version is None or not isinstance(lost, bool):
-                yield Reject(line.place, "not a probe: no version, or not whether it was lost")
-                continue
-            newer += version != 1
-            rows.add(_row(record, lost, context))
-            if rows.full:
-                yield from rows.flush()
-        yield from rows.flush()
-        yield from lines.rejects
-        if newer:
-            yield Note("probes of a newer version: fields that are not known are in extra", newer)
+        return rows_of_log(
+            source, context, table="link_probes", mark=_MARK, make=_row,
+            refused="not a probe: no version, or not whether it was lost",
+        )  # fmt: skip
 
 
-def _row(record: dict[str, Any], lost: bool, context: Context) -> dict[str, Any]:
+def _row(record: dict[str, Any], context: Context) -> dict[str, Any] | None:
+    lost = record.get("lost")
+    if not isinstance(lost, bool):
+        return None
     src = text(record.get("src"), 256)
     return {
         "ts": positive(record.get("ts_ns")),
