@@ -197,6 +197,16 @@ class Router:
         state.units = unit + 1
         return self._choose(flow, state, unit, now_ns)
 
+    def path_count(self, src: str, dst: str) -> int:
+        """How many paths there are between two ends; 0 where they have no path set.
+
+        Args:
+            src: Where from.
+            dst: Where to.
+        """
+        paths = self._sets.get((src, dst))
+        return 0 if paths is None else len(paths.links)
+
     def publish(self, at_ns: int) -> None:
         """Push level and available bandwidth to the bus; `observe` does it once a millisecond.
 

@@ -75,8 +75,14 @@ class Actuator(ABC):
     def undo(self) -> None:
         """Put back what was there before; does nothing the second time."""
 
-    def renew(self) -> None:  # noqa: B027 - most actuators have no lease
-        """Keep the lease; cheap, to be called from the training loop."""
+    def renew(self) -> bool:
+        """Keep the lease; cheap, to be called from the training loop.
+
+        Returns:
+            Whether what was applied still holds; where not, the lease had expired, and `apply`
+            sets it up again.
+        """
+        return True
 
     def __enter__(self) -> Self:
         missing = self.check()

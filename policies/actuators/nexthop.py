@@ -137,10 +137,12 @@ class NexthopGroup(Actuator):
         if failed:
             raise Refused(f"{self.name}: not undone: {'; '.join(failed)}")
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
         """See `Actuator.renew`."""
-        if self._lease is not None:
-            self._lease.renew()
+        if self._lease is None:
+            return True
+        self._lease.renew()
+        return self._lease.alive
 
     def path_of(
         self, source_port: int, *, port: int = 4791, source: str | None = None
