@@ -41,6 +41,9 @@ class LinkTable:
         self._forecasters = [make_forecaster(routing) for _ in range(count)]
         self._sick = [False] * count
         self._strikes = [(0, 0, False)] * count
+        self._own = [(NAN, 0)] * count  # worth by this host's readings, and when
+        self._verdicts = [(NAN, 0)] * count  # worth by the central view, and when
+        self._heard_ns = [0] * count  # of the last probe outcome, or of the verdict in force
 
     def observe(
         self,
@@ -64,6 +67,9 @@ class LinkTable:
             self.unknown_links += 1
             return
         routing = self._routing
+        if self._strikes[i][2]:
+            self.forgotten(i, at_ns)
+        self._heard_ns[i] = at_ns
         before = self._strikes[i]
         after = strike_update(*before, lost, routing.strikes, routing.readmit_answers)
         self._strikes[i] = after
@@ -79,14 +85,70 @@ class LinkTable:
             if errors == errors:
                 self._sick[i] = errors >= routing.sick_error_rate
         worth = forecaster.peak(routing.horizon_ns)
-        if after[2]:
-            worth = DEAD
-        elif self._sick[i] and not worth >= FULL:
-            worth = FULL
         seen_ns = forecaster.at_ns
         if self._sick[i]:  # errors are news of the link as well
-            late = self.seen_ns[i] - routing.stale_ns <= at_ns < self.seen_ns[i]
-            seen_ns = self.seen_ns[i] if late else at_ns
+            worth = worth if worth >= FULL else FULL
+            own_ns = self._own[i][1]
+            late = own_ns - routing.stale_ns <= at_ns < own_ns
+            seen_ns = own_ns if late else at_ns
+        self._own[i] = (worth, seen_ns)
+        self._settle(i)
+
+    def weigh(self, name: str, weight: float, at_ns: int) -> None:
+        """Take the central verdict on a link; it counts where this host knows less.
+
+        Args:
+            name: The link; a name of no path set is counted and otherwise ignored.
+            weight: Forecast occupancy, 0 or more; inf: blacklisted; NaN: no verdict any more.
+            at_ns: When the readings behind it were taken, on the router's clock.
+        """
+        i = self.index.get(name)
+        if i is None:
+            self.unknown_links += 1
+        elif weight < 0.0:
+            self.bad_readings += 1
+        else:
+            self._verdicts[i] = (weight, at_ns)
+            self._settle(i)
+
+    def forgotten(self, i: int, now_ns: int) -> bool:
+        """Whether a blacklisted link counts as unknown, since nobody tells of it any more.
+
+        A probe agent or a decider that died cannot re-admit what it blacklisted.
+
+        Args:
+            i: Index of a link that is worth `DEAD`.
+            now_ns: The time of the choice.
+        """
+        forget_ns = self._routing.blacklist_forget_ns
+        if abs(now_ns - self._heard_ns[i]) <= forget_ns:
+            return False
+        if self._strikes[i][2]:
+            why = f"{self.names[i]}: no probe outcome for {forget_ns / 1e9:g} s"
+            self._log.change(None, "blacklist", True, False, why)
+            self._strikes[i] = (0, 0, False)
+            self._own[i] = (NAN, 0)
+        else:
+            self._verdicts[i] = (NAN, 0)
+        self._settle(i)
+        return True
+
+    def _settle(self, i: int) -> None:
+        """What a link is worth: by this host's readings, or by a later central verdict.
+
+        A path that answers this host now is not given up because others lose their probes, and
+        one that does not is not taken because others reach it.
+        """
+        if self._strikes[i][2]:
+            self.worth[i] = DEAD
+            return
+        worth, seen_ns = self._own[i]
+        weight, weight_ns = self._verdicts[i]
+        if weight == weight:
+            since_ns = weight_ns - seen_ns
+            if worth != worth or since_ns > (self._routing.stale_ns if weight == DEAD else 0):
+                worth, seen_ns = weight, weight_ns
+                self._heard_ns[i] = weight_ns
         self.seen_ns[i] = seen_ns
         self.worth[i] = worth
 

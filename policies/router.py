@@ -17,7 +17,7 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, hash31, level_update
 from .bus import Bus
@@ -135,6 +135,7 @@ class Router:
         }
         self._gbps = self._least_rate(link_gbps)
         self._flows: dict[Flow, _Flow] = {}
+        self._strays: dict[Flow, int] = {}  # units of the flows between ends without a path set
         self._choose = {
             "static": self._static,
             "binary": self._binary,
@@ -185,17 +186,43 @@ class Router:
         Returns:
             Index into the flow's path set; 0 for ends without a path set.
         """
+        return self.assign(flow, at_ns=at_ns)[0]
+
+    def assign(self, flow: Flow, *, at_ns: int | None = None) -> tuple[int, int]:
+        """The path for the next unit of a flow, and the unit's place in the flow's order.
+
+        Args:
+            flow: (src, dst, id).
+            at_ns: When; now by default.
+
+        Returns:
+            Index into the flow's path set, 0 for ends without one; number of the unit in its
+            flow, from 0: what a receiver restores the order by. A flow that was given up (the
+            oldest of more than 65,536) begins anew.
+        """
         now_ns = self._clock() if at_ns is None else at_ns
         state = self._flows.get(flow)
         if state is None:
             paths = self._sets.get((flow[0], flow[1]))
             if paths is None:
-                self.unknown_flows += 1
-                return 0
+                return 0, self._stray(flow)
             state = self._open(flow, paths, now_ns)
         unit = state.units
         state.units = unit + 1
-        return self._choose(flow, state, unit, now_ns)
+        return self._choose(flow, state, unit, now_ns), unit
+
+    def weigh(self, link: str, weight: float, *, at_ns: int) -> None:
+        """Take a central verdict on a link: what others' readings say of it.
+
+        It counts where this host's own reading is older or absent; a central blacklisting only
+        where the own reading is stale as well. The own blacklist stands above any verdict.
+
+        Args:
+            link: The link; one of no path set is counted and ignored.
+            weight: Forecast occupancy 0..1, inf: blacklisted, NaN: no verdict any more.
+            at_ns: When the readings behind it were taken.
+        """
+        self.links.weigh(link, weight, at_ns)
 
     def path_count(self, src: str, dst: str) -> int:
         """How many paths there are between two ends; 0 where they have no path set.
@@ -246,11 +273,19 @@ class Router:
             others = _turned([i for i in paths.equal if i != primary], key)
             pairs.append(_Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns))
         state = _Flow(paths, key, pairs)
-        if len(self._flows) >= MOST_FLOWS:
-            with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
-                del self._flows[next(iter(self._flows))]
+        _make_room(self._flows)
         self._flows[flow] = state
         return state
+
+    def _stray(self, flow: Flow) -> int:
+        """The next unit of a flow that has no choice."""
+        self.unknown_flows += 1
+        unit = self._strays.get(flow)
+        if unit is None:
+            _make_room(self._strays)
+            unit = 0
+        self._strays[flow] = unit + 1
+        return unit
 
     def _binary(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
         routing, paths = self._routing, state.paths
@@ -354,7 +389,9 @@ class Router:
         for link in links:
             worth = worths[link]
             if worth == DEAD:
-                return DEAD, True
+                if not self.links.forgotten(link, now_ns):
+                    return DEAD, True
+                worth = worths[link]
             if worth != worth or seen[link] < oldest:
                 known = False
             elif worth > worst:
@@ -430,6 +467,13 @@ class Router:
             return link_gbps
         known = [link_gbps[name] for name in self.links.names if name in link_gbps]
         return min(known) if known else None
+
+
+def _make_room(flows: dict[Flow, Any]) -> None:
+    """Give up the oldest flow where too many are known."""
+    if len(flows) >= MOST_FLOWS:
+        with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
+            del flows[next(iter(flows))]
 
 
 def _turned(items: Sequence[int], by: int) -> list[int]:

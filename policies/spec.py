@@ -74,6 +74,15 @@ class Routing:
     pairs: int = parameter(
         4, "pairs", "(primary, alternative) pairs over which a flow's units spread", low=1, high=64
     )
+    mark_low_occupancy: float = parameter(
+        0.25, "1", "occupancy at which switches begin to mark packets (ECN)", low=0, high=1
+    )
+    mark_high_occupancy: float = parameter(
+        1.0, "1", "occupancy at which they mark mark_top_share, all above it", low=0, high=1
+    )
+    mark_top_share: float = parameter(
+        0.05, "1", "share of packets marked at mark_high_occupancy", low=1e-6, high=1
+    )
     hold_ns: int = parameter(20_000, "ns", "least time on a path after a move", low=0, high=10**10)
     moves_per_ms: float = parameter(
         10.0, "moves/ms", "move budget of one flow on one pair", low=0, high=10**6
@@ -83,6 +92,13 @@ class Routing:
     )
     readmit_answers: int = parameter(
         5, "probes", "answers in a row that re-admit a blacklisted path", low=1, high=1000
+    )
+    blacklist_forget_ns: int = parameter(
+        10_000_000_000,
+        "ns",
+        "a blacklisted link of which no probe tells for so long counts as unknown",
+        low=100,
+        high=10**13,
     )
     probe_interval_ns: int = parameter(
         10_000, "ns", "time between two readings of a link", low=100, high=10**10
@@ -115,6 +131,7 @@ class Routing:
                 f"routing.cold_occupancy: {self.cold_occupancy} is above "
                 f"routing.enter_occupancy {self.enter_occupancy}"
             )
+        _below(self, "routing", "mark_low_occupancy", "mark_high_occupancy")
         _below(self, "routing", "probe_interval_ns", "stale_ns")
 
 

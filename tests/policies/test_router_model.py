@@ -13,13 +13,14 @@ from xtune.policies.spec import Routing
 PATHS = [["up0", "down0"], ["up1", "down1"], ["up2", "mid", "down2"]]
 LINKS = [link for path in PATHS for link in path]
 FLOW = ("a", "b", 0)
+FORGET_NS = 20_000
 
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(LINKS),
         st.sampled_from([0.0, 0.1, 0.39, 0.4, 0.49, 0.5, 0.6, 0.7, 0.9, 1.0, None]),
         st.integers(0, 9).map(lambda draw: draw == 0),
-        st.sampled_from([0, 500, 1000, 5000]),
+        st.sampled_from([0, 500, 1000, 5000, FORGET_NS + 1]),
     ),
     max_size=120,
 )
@@ -34,14 +35,17 @@ class Model:
         self.lost = dict.fromkeys(LINKS, 0)
         self.answered = dict.fromkeys(LINKS, 0)
         self.dead: set[str] = set()
+        self.heard_ns = dict.fromkeys(LINKS, 0)
         self.on = 0
         self.moved_ns = -(10**9)
 
-    def observe(self, link: str, occupancy: float | None, lost: bool) -> None:
+    def observe(self, link: str, occupancy: float | None, lost: bool, now_ns: int) -> None:
+        self.forget(now_ns)
+        self.heard_ns[link] = now_ns
         if lost:
             self.lost[link] += 1
             self.answered[link] = 0
-            if self.lost[link] == 3:
+            if self.lost[link] >= 3:
                 self.dead.add(link)
             return
         self.lost[link] = 0
@@ -69,7 +73,16 @@ class Model:
         if path != self.on:
             self.on, self.moved_ns = path, now_ns
 
+    def forget(self, now_ns: int) -> None:
+        """Of a dead link that nothing is heard of, no more is known than of a new one."""
+        for link in list(self.dead):
+            if now_ns - self.heard_ns[link] > FORGET_NS:
+                self.dead.discard(link)
+                self.lost[link] = self.answered[link] = 0
+                self.reading.pop(link, None)
+
     def choose(self, now_ns: int) -> int:
+        self.forget(now_ns)
         if not self.alive(0):
             if self.on == 0 or not self.alive(self.on):
                 usable = [path for path in (0, 1, 2) if self.alive(path)]
@@ -101,14 +114,21 @@ class Model:
 def test_the_router_does_what_the_model_does(
     events: list[tuple[str, float | None, bool, int]],
 ) -> None:
-    routing = Routing(forecast="reading", pairs=1, hold_ns=2000, moves_per_ms=1e6, stale_ns=10**12)
+    routing = Routing(
+        forecast="reading",
+        pairs=1,
+        hold_ns=2000,
+        moves_per_ms=1e6,
+        stale_ns=10**12,
+        blacklist_forget_ns=FORGET_NS,
+    )
     router = Router({("a", "b"): PATHS}, Policy(routing=routing), clock=lambda: 0)
     model = Model(2000)
     now_ns = 0
     for link, occupancy, lost, gap in events:
         now_ns += gap + 2  # two ns refill the move budget, which is not the question here
         router.observe(link, occupancy=occupancy, lost=lost, at_ns=now_ns)
-        model.observe(link, occupancy, lost)
+        model.observe(link, occupancy, lost, now_ns)
         assert router.choose(FLOW, at_ns=now_ns) == model.choose(now_ns)
 
 
