@@ -144,6 +144,14 @@ class Reassembly:
         return self._missing
 
     @property
+    def released(self) -> tuple[int, int]:
+        """Tensor and index of the first unit that is not released.
+
+        Tensors before it are the sender's to forget: no reconnection asks for them again.
+        """
+        return self._next
+
+    @property
     def gap(self) -> Gap | None:
         """The missing unit that later ones wait for; None where nothing waits."""
         if self._gap_ns is None:
