@@ -8,11 +8,9 @@ and its stripes are sent again over the others; the control group carries them i
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,29 +20,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .base import Actuator, Refused, apportion, checked
+from .rails import Meter, Rail, shares_by_speed, unusable
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 RAIL_TIMEOUT_S = 5.0
 CONTROL_TIMEOUT_S = 600.0
-LEAST_SHARE = 1 / 64  # of a slow rail, so that it goes on being measured
 _CONTROL = -1
 
+_Collective = Callable[[Any, Tensor, Tensor], Any]
 _Stripe = tuple[int, int, int]  # rail, first and last but one column
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rail:
-    """Where one group's connections begin: an interface, or an address of this host.
-
-    Attributes:
-        interface: Its name; first choice.
-        address: Used where no interface is named.
-    """
-
-    interface: str = ""
-    address: str = ""
 
 
 class StripedGroups(Actuator):
@@ -55,16 +41,18 @@ class StripedGroups(Actuator):
         rank: This one.
         world: How many.
         rails: This rank's ends, in the same order on all ranks.
-        control: A network that is there whatever happens to the rails.
+        control: A network that is there whatever happens to the rails: where it begins, or a
+            gloo group of the same ranks that nobody uses meanwhile.
         timeout_s: Of a transfer on a rail, from when all ranks have come to it; one that takes
             longer is dead. Must be longer than a slow rail needs for a large buffer.
-        control_timeout_s: How late a rank may be.
+        control_timeout_s: How late a rank may be; of no effect on a group that is there.
+        meter: Shared with other groups over the same rails; one of its own by default.
         clock: Seconds, monotonic.
 
     Attributes:
         shares: Those in force, of sum 1.
         alive: Which rails still carry.
-        sent_bytes: What this rank sent over each rail.
+        meter: What this rank sent over each rail.
 
     Raises:
         ValueError: No rail.
@@ -80,9 +68,10 @@ class StripedGroups(Actuator):
         world: int,
         rails: Sequence[Rail],
         *,
-        control: Rail,
+        control: Rail | dist.ProcessGroup,
         timeout_s: float = RAIL_TIMEOUT_S,
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        meter: Meter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not rails:
@@ -95,24 +84,21 @@ class StripedGroups(Actuator):
         self._threads: list[ThreadPoolExecutor] = []
         self.shares = checked([1.0] * len(rails), len(rails))
         self.alive = [True] * len(rails)
-        self.sent_bytes = [0] * len(rails)
-        self._measured = [(0, 0.0)] * len(rails)  # bytes and seconds since the last `apply`
+        self.meter = Meter(len(rails)) if meter is None else meter
 
     def check(self) -> str | None:
         """See `Actuator.check`."""
         if not dist.is_available() or not dist.is_gloo_available():
             return "needs torch with gloo"
-        for rail in (*self._rails, self._control):
-            try:
-                if rail.interface:
-                    socket.if_nametoindex(rail.interface)
-            except OSError:
-                return f"no interface {rail.interface}"
-        return None
+        ends = [*self._rails, *([self._control] if isinstance(self._control, Rail) else [])]
+        return unusable(ends)
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._groups[_CONTROL] = self._open(_CONTROL, self._control, self._timeouts[1])
+        if isinstance(self._control, Rail):
+            self._groups[_CONTROL] = self._open(_CONTROL, self._control, self._timeouts[1])
+        else:
+            self._groups[_CONTROL] = self._control
         for number, rail in enumerate(self._rails):
             try:
                 self._groups[number] = self._open(number, rail, self._timeouts[0])
@@ -150,28 +136,24 @@ class StripedGroups(Actuator):
             if not any(plan):
                 raise Refused(f"{self.name}: the ranks' proposals leave no rail")
             self.shares = checked(plan, len(plan))
-        self._measured = [(0, 0.0)] * len(self._rails)
+        self.meter.renew()
 
     def undo(self) -> None:
         """See `Actuator.undo`: equal shares, as at first."""
         self.shares = checked([1.0] * len(self._rails), len(self._rails))
 
-    def proposal(self) -> list[float]:
-        """Shares by what each rail was measured to carry since the last `apply`.
+    def proposal(self, wanted: Sequence[float] | None = None) -> list[float]:
+        """Shares by what each rail was measured to carry; see `shares_by_speed`.
+
+        Args:
+            wanted: By a router; equal by default.
 
         Returns:
-            Of sum 1; a living rail has at least `LEAST_SHARE`, and those in force hold where a
-            rail was not measured.
+            Of sum 1; those in force where no living rail is wanted.
         """
-        measured = [s > 0 for _, s in self._measured]
-        if any(up and not known for up, known in zip(self.alive, measured, strict=True)):
-            return list(self.shares)
-        speeds = [size / s if up else 0.0
-                  for up, (size, s) in zip(self.alive, self._measured, strict=True)]  # fmt: skip
-        total = sum(speeds) or 1.0
-        floored = [max(speed / total, LEAST_SHARE) if up else 0.0
-                   for up, speed in zip(self.alive, speeds, strict=True)]  # fmt: skip
-        return checked(floored, len(floored)) if any(floored) else list(self.shares)
+        chosen = [1.0] * len(self.alive) if wanted is None else wanted
+        shares = shares_by_speed(self.meter.speeds(), self.alive, chosen)
+        return shares if any(shares) else list(self.shares)
 
     def all_to_all(self, received: Tensor, shares: Tensor) -> None:
         """Row ``r`` of ``shares`` goes to rank ``r``.
@@ -184,7 +166,8 @@ class StripedGroups(Actuator):
         def exchange(group: Any, out: Tensor, part: Tensor) -> Any:
             return group.alltoall_base(out.view(-1), part.view(-1), [], [])
 
-        self._carry(received, lambda a, b: shares[:, a:b].contiguous(), exchange)
+        given = shares.view(torch.uint8)
+        self._carry(received, lambda a, b: given[:, a:b].contiguous(), exchange)
 
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share.
@@ -197,7 +180,25 @@ class StripedGroups(Actuator):
         def gather(group: Any, whole: Tensor, part: Tensor) -> Any:
             return group._allgather_base(whole.view(-1), part)
 
-        self._carry(out, lambda a, b: share[a:b].contiguous(), gather)
+        given = share.view(torch.uint8)
+        self._carry(out, lambda a, b: given[a:b].contiguous(), gather)
+
+    def broadcast(self, message: Tensor, source: int) -> None:
+        """Everyone gets what one rank has.
+
+        Args:
+            message: (n,), overwritten on the other ranks.
+            source: The rank that has it.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+
+        def tell(group: Any, into: Tensor, part: Tensor) -> Any:
+            into.copy_(part)
+            return group.broadcast([into], options)
+
+        given = message.view(1, -1).view(torch.uint8)
+        self._carry(message.view(1, -1), lambda a, b: given[:, a:b], tell)
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum over the ranks, each element added in rank order by the rank that owns it.
@@ -217,12 +218,10 @@ class StripedGroups(Actuator):
         buffer.copy_(received.view(-1)[: buffer.numel()])
 
     def _carry(
-        self,
-        out: Tensor,
-        part_of: Callable[[int, int], Tensor],
-        collective: Callable[[Any, Tensor, Tensor], Any],
+        self, whole: Tensor, part_of: Callable[[int, int], Tensor], collective: _Collective
     ) -> None:
-        """Move all columns, giving up rails that fail on the way."""
+        """Move all columns as bytes, giving up rails that fail on the way."""
+        out = whole.view(torch.uint8)
         stripes = self._cut(0, out.shape[1])
         while stripes:
             # A late rank is waited for here, so that a rail's timeout is of its transfer alone.
@@ -251,7 +250,7 @@ class StripedGroups(Actuator):
     def _run(
         self,
         rail: int,
-        collective: Callable[[Any, Tensor, Tensor], Any],
+        collective: _Collective,
         into: Tensor,
         part: Tensor,
     ) -> bool:
@@ -261,10 +260,9 @@ class StripedGroups(Actuator):
             collective(self._groups[rail], into, part).wait(timedelta(seconds=self._timeouts[0]))
         except RuntimeError:  # what gloo raises of a timeout, and of a connection that broke
             return False
-        sent = (self._world - 1) * (into.nbytes // self._world)
-        self.sent_bytes[rail] += sent
-        size, seconds = self._measured[rail]
-        self._measured[rail] = (size + sent, seconds + self._clock() - start)
+        # A broadcast has one row, of which each rank's share of the sending is counted.
+        sent = (self._world - 1) * into.nbytes // self._world
+        self.meter.add(rail, sent, self._clock() - start)
         return True
 
     def _cut(self, first: int, last: int) -> list[_Stripe]:

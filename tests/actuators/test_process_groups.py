@@ -36,11 +36,11 @@ def on_loopback(
     with groups:
         for plan in PLANS:
             groups.apply(plan)
-            before = list(groups.sent_bytes)
+            before = list(groups.meter.sent_bytes)
             buffer = torch.from_numpy(values(rank, 1001))
             groups.all_reduce(buffer)
             digests.append(digest(buffer.numpy()))
-            sent.append([a - b for a, b in zip(groups.sent_bytes, before, strict=True)])
+            sent.append([a - b for a, b in zip(groups.meter.sent_bytes, before, strict=True)])
         groups.apply([1.0, 0.0] if rank == 1 else [0.5, 0.5])
         agreed = list(groups.shares)
     return digests, sent, [agreed, groups.shares]
