@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .readings import HISTORY, STALE_NS, Reading, ReadingsError, ReadingsReader
+from .readings import HISTORY, Reading, ReadingsError, ReadingsReader
+from .table import STALE_NS
 
 REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
 

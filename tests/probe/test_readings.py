@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probe.helpers import LIMIT_S, until
-from xtune.policies.probe import readings
+from xtune.policies.probe import table
 from xtune.policies.probe.readings import (
-    RETRIES,
     Reading,
     ReadingsError,
     ReadingsReader,
     ReadingsWriter,
 )
+from xtune.policies.probe.table import RETRIES
 
 SPAWN = mp.get_context("spawn")
 READS = 200_000
@@ -55,7 +55,7 @@ def numbered(n: int) -> Reading:
 
 def write_for_ever(path: str, with_crc: bool) -> None:
     if not with_crc:
-        readings._crc = lambda content, version: 0
+        table._crc = lambda content, version: 0
     writer = ReadingsWriter(path, NAMES)
     n = 0
     while True:
@@ -103,7 +103,7 @@ def test_no_read_sees_half_of_a_write(
     busy: tuple[Path, BaseProcess], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "lock alone" in request.node.name:
-        monkeypatch.setattr(readings, "_crc", lambda content, version: 0)
+        monkeypatch.setattr(table, "_crc", lambda content, version: 0)
     reader = ReadingsReader(busy[0])
     last, changes, given_up = [0, 0], 0, 0
     for i in range(READS):
@@ -143,7 +143,7 @@ class Overtaken:
 def test_a_read_that_a_write_overtakes_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readings, "_crc", lambda content, version: 0)
+    monkeypatch.setattr(table, "_crc", lambda content, version: 0)
     writer = ReadingsWriter(tmp_path / "t", NAMES)
     reader = ReadingsReader(tmp_path / "t")
     writer.publish(0, numbered(1))
