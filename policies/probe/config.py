@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
-import math
 import socket
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as _File
 from typing import Any
 
+from .fields import ConfigError, address, document, entries, number, table, text
 from .packet import Address
 from .sources import SourceError, make_sources
 
 MOST_RATE_HZ = 10_000.0  # probes a second of one agent, which has one core
 MOST_PATHS = 512  # a descriptor each, of the 1024 that a process has by default
-_PORTS = 1 << 16
-
-
-class ConfigError(ValueError):
-    """A wrong configuration; the text names the field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +28,7 @@ class Path:
         number: The path's index in its set.
         link: Directed port, where one probe measures one link.
         device: Interface that packets leave by, whatever the routes say.
+        full_delay_s: Waiting time of a probe that counts as a full queue; None: not looked at.
         sources: Of this end's occupancy, errors and margin, see `make_sources`.
     """
 
@@ -46,6 +39,7 @@ class Path:
     number: int
     link: str | None = None
     device: str | None = None
+    full_delay_s: float | None = None
     sources: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +82,9 @@ class Config:
 
 _TEXTS = ("host", "key_file", "readings", "log")
 _NUMBERS = {"rate_hz": MOST_RATE_HZ, "timeout_s": 60.0, "source_interval_s": 60.0}
+_PATH_FIELDS = (
+    "name", "local", "remote", "dst", "path", "link", "device", "full_delay_s", "sources"
+)  # fmt: skip
 
 
 def load_config(path: str | _File) -> Config:
@@ -97,14 +94,7 @@ def load_config(path: str | _File) -> Config:
         ConfigError: Its content is wrong.
         OSError: It cannot be read.
     """
-    content = _File(path).read_bytes()
-    try:
-        said = tomllib.loads(content.decode()) if str(path).endswith(".toml") else None
-        return make_config(json.loads(content) if said is None else said)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: {error}") from error
+    return make_config(document(path))
 
 
 def make_config(said: Any) -> Config:
@@ -113,15 +103,15 @@ def make_config(said: Any) -> Config:
     Raises:
         ConfigError: An unknown field, a wrong value, more than one core can send.
     """
-    _table(said, "configuration", (*_TEXTS, *_NUMBERS, "log_bytes", "paths", "listen"))
-    known: dict[str, Any] = {name: _text(said, name, name) for name in _TEXTS if name in said}
+    table(said, "configuration", (*_TEXTS, *_NUMBERS, "log_bytes", "paths", "listen"))
+    known: dict[str, Any] = {name: text(said, name, name) for name in _TEXTS if name in said}
     for name, most in _NUMBERS.items():
         if name in said:
-            known[name] = _number(said[name], name, most)
+            known[name] = number(said[name], name, most)
     if "log_bytes" in said:
-        known["log_bytes"] = int(_number(said["log_bytes"], "log_bytes", 2.0**62))
-    paths = tuple(_path(entry, i) for i, entry in enumerate(_list(said, "paths")))
-    listen = tuple(_listen(entry, i) for i, entry in enumerate(_list(said, "listen")))
+        known["log_bytes"] = int(number(said["log_bytes"], "log_bytes", 2.0**62))
+    paths = tuple(_path(entry, i) for i, entry in enumerate(entries(said, "paths")))
+    listen = tuple(_listen(entry, i) for i, entry in enumerate(entries(said, "listen")))
     config = Config(paths=paths, listen=listen, **known)
     if len({path.name for path in paths}) != len(paths):
         raise ConfigError("paths: two of one name")
@@ -137,27 +127,28 @@ def make_config(said: Any) -> Config:
 
 def _path(said: Any, index: int) -> Path:
     where = f"paths[{index}]"
-    _table(said, where, ("name", "local", "remote", "dst", "path", "link", "device", "sources"))
-    remote = _address(said.get("remote"), f"{where}.remote", any_port=False)
-    number = said.get("path", index)
+    table(said, where, _PATH_FIELDS)
+    remote = address(said.get("remote"), f"{where}.remote", any_port=False)
+    number, delay = said.get("path", index), said.get("full_delay_s")
     if type(number) is not int or not 0 <= number < 1 << 31:
         raise ConfigError(f"{where}.path: {number!r} is no index")
     return Path(
-        name=_text(said, "name", f"{where}.name"),
-        local=_address(said.get("local"), f"{where}.local", any_port=True),
+        name=text(said, "name", f"{where}.name"),
+        local=address(said.get("local"), f"{where}.local", any_port=True),
         remote=remote,
-        dst=_text(said, "dst", f"{where}.dst") if "dst" in said else remote[0],
+        dst=text(said, "dst", f"{where}.dst") if "dst" in said else remote[0],
         number=number,
-        link=_text(said, "link", f"{where}.link") if "link" in said else None,
-        device=_text(said, "device", f"{where}.device") if "device" in said else None,
+        link=text(said, "link", f"{where}.link") if "link" in said else None,
+        device=text(said, "device", f"{where}.device") if "device" in said else None,
+        full_delay_s=number(delay, f"{where}.full_delay_s", 60.0) if delay is not None else None,
         sources=_sources(said, where),
     )
 
 
 def _listen(said: Any, index: int) -> Listen:
     where = f"listen[{index}]"
-    _table(said, where, ("local", "sources"))
-    local = _address(said.get("local"), f"{where}.local", any_port=False)
+    table(said, where, ("local", "sources"))
+    local = address(said.get("local"), f"{where}.local", any_port=False)
     if local[0] == "0.0.0.0":  # the answer's own address would be the route's choice
         raise ConfigError(f"{where}.local: one address, not all")
     return Listen(local=local, sources=_sources(said, where))
@@ -170,45 +161,3 @@ def _sources(said: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     except (SourceError, ValueError, TypeError) as error:
         raise ConfigError(f"{where}.sources: {error}") from error
     return sources
-
-
-def _address(said: Any, where: str, *, any_port: bool) -> Address:
-    """``10.0.0.1:4790``; the port may be left out, or 0, where any will do."""
-    host, _, port = said.partition(":") if isinstance(said, str) else ("", "", "")
-    try:
-        number = int(port or "0")
-        ipaddress.IPv4Address(host)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {said!r} is no IPv4 address with a port") from error
-    if not (0 if any_port else 1) <= number < _PORTS:
-        raise ConfigError(f"{where}: {said!r} has no port")
-    return host, number
-
-
-def _table(said: Any, where: str, known: tuple[str, ...]) -> None:
-    if not isinstance(said, dict):
-        raise ConfigError(f"{where}: a table is wanted")
-    if unknown := said.keys() - set(known):
-        raise ConfigError(f"{where}: unknown: {', '.join(sorted(unknown))}")
-
-
-def _list(said: Mapping[str, Any], name: str) -> list[Any]:
-    found = said.get(name, [])
-    if not isinstance(found, list):
-        raise ConfigError(f"{name}: a list is wanted")
-    return found
-
-
-def _text(said: Mapping[str, Any], name: str, where: str) -> str:
-    found = said.get(name)
-    if not isinstance(found, str) or not found:
-        raise ConfigError(f"{where}: a text is wanted, not {found!r}")
-    return found
-
-
-def _number(said: Any, where: str, most: float) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
-        raise ConfigError(f"{where}: a number is wanted, not {said!r}")
-    if not 0 < said <= most:
-        raise ConfigError(f"{where}: {said:g} is not within 0 and {most:g}")
-    return float(said)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable
 
+from .arrivals import ANCILLARY, Arrivals
 from .config import Path
+from .delay import Delay
 from .packet import PAYLOAD_BYTES, RECEIVE_BUFFER, SEQUENCES, Codec, Drop, Packet, ends
 from .sources import Sources
 from .tally import Outcome, Tally
 
 _LOG = logging.getLogger("xtune")
 _BATCH = 256  # packets taken from one socket before the others have their turn
-_TIMESTAMPNS = 35  # SO_TIMESTAMPNS of linux/asm-generic/socket.h; Python has no name for it
-_TIMESPEC = struct.Struct("@ll")
-_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 # This host's own queue is full: nothing left it, so nothing was lost on the path.
 _NOT_SENT = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 
@@ -51,12 +49,13 @@ class Lane:
         self.counts: Counter[str] = Counter()
         self.sources = sources
         self.socket: socket.socket | None = None
-        self._tally = Tally(timeout_ns)
+        delay = None if path.full_delay_s is None else Delay(path.full_delay_s * 1e9)
+        self._tally = Tally(timeout_ns, delay)
         self._codec = codec
         self._clock, self._wall = clock, wall
         self._sequence = 0
         self._stamp_ns = 0
-        self._emptied_ns = clock()
+        self._arrivals = Arrivals(clock, wall)
         self._out = self._back = b""
         self._said = False
         self.reading = self._tally.reading
@@ -92,14 +91,14 @@ class Lane:
             return True
         for _ in range(_BATCH):
             try:
-                payload, ancillary, _, _ = channel.recvmsg(PAYLOAD_BYTES + 1, _ANCILLARY)
+                payload, ancillary, _, _ = channel.recvmsg(PAYLOAD_BYTES + 1, ANCILLARY)
             except BlockingIOError:
-                self._emptied_ns = self._clock()
+                self._arrivals.emptied()
                 return True
             except OSError:  # an unreachable port or host, as told by ICMP: the probe times out
                 self.counts["receive_failed"] += 1
                 continue
-            self._take(payload, self._arrival_ns(ancillary), outcomes)
+            self._take(payload, self._arrivals.when(ancillary), outcomes)
         return False
 
     def expire(self, now_ns: int, outcomes: list[Outcome]) -> None:
@@ -128,7 +127,7 @@ class Lane:
     def _open(self) -> socket.socket:
         channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            channel.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+            self._arrivals.watch(channel)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             if self.path.device is not None:
                 name = self.path.device.encode()
@@ -156,21 +155,6 @@ class Lane:
             self.counts[outcome] += 1
         elif outcome is not None:
             outcomes.append(outcome)
-
-    def _arrival_ns(self, ancillary: list[tuple[int, int, bytes]]) -> int:
-        """When the kernel had the packet, however late this process woke.
-
-        The kernel stamps with the wall clock. Where that was set in between, the packet seems to
-        have come later than now, or before the socket was last empty: then it came now.
-        """
-        now_ns = self._clock()
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, _TIMESTAMPNS) and len(data) >= _TIMESPEC.size:
-                seconds, rest = _TIMESPEC.unpack_from(data)
-                waited_ns: int = self._wall() - (seconds * 1_000_000_000 + rest)
-                if 0 <= waited_ns <= now_ns - self._emptied_ns:
-                    return now_ns - waited_ns
-        return now_ns
 
     def _fail(self, error: OSError) -> None:
         self.counts["send_failed"] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .delay import Delay
 from .packet import UNKNOWN, Drop, Packet, Signal
 from .readings import HISTORY, Reading
 
@@ -32,10 +33,12 @@ class Tally:
 
     Args:
         timeout_ns: A probe without an answer for so long is lost.
+        delay: Tells occupancy by round trips as well; of it and the sources the worse counts.
     """
 
-    def __init__(self, timeout_ns: int) -> None:
+    def __init__(self, timeout_ns: int, delay: Delay | None = None) -> None:
         self._timeout_ns = timeout_ns
+        self._delay = delay
         self._waiting: dict[int, tuple[int, int]] = {}  # sequence: sent, stamp; oldest first
         self._lost: dict[int, int] = {}  # sequence: stamp
         self._sent = self._lost_count = self._late = 0
@@ -87,6 +90,9 @@ class Tally:
             self._jitter_ns = jitter + (abs(rtt_ns - self._rtt_ns) - jitter) / _JITTER_SHARE
         self._rtt_ns, self._answered_ns = rtt_ns, now_ns
         self._signal = worse(answer.signal, own)
+        if self._delay is not None:
+            waited = UNKNOWN._replace(occupancy=self._delay.occupancy(rtt_ns, now_ns))
+            self._signal = worse(self._signal, waited)
         self._finish(0, now_ns)
         return Outcome(answer.stamp_ns, rtt_ns, self._signal)
 

@@ -317,6 +317,7 @@ def test_what_cannot_run_says_why_in_one_line(tmp_path: Path, port: int) -> None
         ({"paths": [path_to(0)]}, r"paths\[0\].remote"),
         ({"paths": [path_to(1, local="::1")]}, r"paths\[0\].local"),
         ({"paths": [path_to(1, path=-1)]}, r"paths\[0\].path"),
+        ({"paths": [path_to(1, full_delay_s=0)]}, r"paths\[0\].full_delay_s"),
         ({"paths": [path_to(1, sources={"occupancy": {}})]}, r"paths\[0\].sources"),
         ({"paths": {"name": "x"}}, "paths"),
         ({"listen": [{"local": "0.0.0.0:1"}]}, r"listen\[0\].local"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtune.policies.probe.delay import WINDOW_NS, Delay
 from xtune.policies.probe.packet import UNKNOWN, Drop, Packet, Signal
 from xtune.policies.probe.tally import Outcome, Tally, worse
 
@@ -94,3 +95,34 @@ def test_the_worse_end_counts_and_unknown_is_not_zero() -> None:
     assert worse(Signal(0.1, None, 5.0), Signal(None, 0.0, 2.0)) == Signal(0.1, 0.0, 2.0)
     assert worse(Signal(0.1, 0.3, 1.0), Signal(0.4, 0.2, 9.0)) == Signal(0.4, 0.3, 1.0)
     assert worse(UNKNOWN, UNKNOWN) == UNKNOWN
+
+
+def test_what_a_probe_waited_is_an_occupancy_and_the_worse_one_counts() -> None:
+    tally = Tally(100_000, Delay(20_000))
+    found = []
+    for i, (rtt_ns, known) in enumerate([(500, None), (10_500, None), (2500, 0.4), (90_000, 0.4)]):
+        tally.sent(i, 50 + i, 1_000_000 * i)
+        outcome = tally.answered(
+            answer(i, 50 + i, Signal(known, None, None)), UNKNOWN, 1_000_000 * i + rtt_ns
+        )
+        assert isinstance(outcome, Outcome)
+        found.append(outcome.signal.occupancy)
+    assert found == [0.0, 0.5, 0.4, 1.0]
+    assert tally.expire(10**9) == []
+    assert tally.reading().occupancy == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, WINDOW_NS // 3)), min_size=1))
+def test_the_least_round_trip_is_kept_for_one_to_two_windows(
+    trips: list[tuple[int, int]],
+) -> None:
+    delay = Delay(1e9)
+    now_ns, seen = 10**12, []
+    for rtt_ns, pause_ns in trips:
+        now_ns += pause_ns
+        seen.append((now_ns, rtt_ns))
+        base_ns = rtt_ns - delay.occupancy(rtt_ns, now_ns) * 1e9
+        surely = min(rtt for at, rtt in seen if now_ns - at < WINDOW_NS)
+        # A window begins with the first trip after the last one's end: up to a pause later.
+        perhaps = min(rtt for at, rtt in seen if now_ns - at < 2 * WINDOW_NS + 2 * WINDOW_NS // 3)
+        assert perhaps - 0.5 < base_ns < surely + 0.5
