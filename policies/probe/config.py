@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path as _File
 from typing import Any
 
-from .fields import ConfigError, address, document, entries, number, table, text
+from .fields import ConfigError as ConfigError
+from .fields import address, document, entries, number, table, text
 from .packet import Address
 from .sources import SourceError, make_sources
 
@@ -129,15 +130,15 @@ def _path(said: Any, index: int) -> Path:
     where = f"paths[{index}]"
     table(said, where, _PATH_FIELDS)
     remote = address(said.get("remote"), f"{where}.remote", any_port=False)
-    number, delay = said.get("path", index), said.get("full_delay_s")
-    if type(number) is not int or not 0 <= number < 1 << 31:
-        raise ConfigError(f"{where}.path: {number!r} is no index")
+    place, delay = said.get("path", index), said.get("full_delay_s")
+    if type(place) is not int or not 0 <= place < 1 << 31:
+        raise ConfigError(f"{where}.path: {place!r} is no index")
     return Path(
         name=text(said, "name", f"{where}.name"),
         local=address(said.get("local"), f"{where}.local", any_port=True),
         remote=remote,
         dst=text(said, "dst", f"{where}.dst") if "dst" in said else remote[0],
-        number=number,
+        number=place,
         link=text(said, "link", f"{where}.link") if "link" in said else None,
         device=text(said, "device", f"{where}.device") if "device" in said else None,
         full_delay_s=number(delay, f"{where}.full_delay_s", 60.0) if delay is not None else None,

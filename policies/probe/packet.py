@@ -140,6 +140,34 @@ def ends(src: Address, dst: Address) -> bytes:
     return _ENDS.pack(socket.inet_aton(src[0]), src[1], socket.inet_aton(dst[0]), dst[1])
 
 
+class Seal:
+    """The MAC of one kind of packet.
+
+    Args:
+        key: The shared secret, of any length.
+        person: The kind, 8 bytes at most: a MAC of one kind holds for no other.
+    """
+
+    def __init__(self, key: bytes, person: bytes) -> None:
+        secret = hashlib.blake2s(key, person=person).digest()
+        self._keyed = hashlib.blake2s(key=secret, digest_size=MAC_BYTES)
+
+    def mac(self, content: bytes, between: bytes) -> bytes:
+        """The MAC over content and ends.
+
+        Args:
+            content: All that is sent, but for the MAC.
+            between: `ends` of the direction it is sent in.
+        """
+        keyed = self._keyed.copy()
+        keyed.update(content + between)
+        return keyed.digest()
+
+    def holds(self, mac: bytes, content: bytes, between: bytes) -> bool:
+        """Whether a MAC is the right one."""
+        return hmac.compare_digest(self.mac(content, between), mac)
+
+
 class Codec:
     """Packs and unpacks packets under one key.
 
@@ -148,8 +176,7 @@ class Codec:
     """
 
     def __init__(self, key: bytes) -> None:
-        secret = hashlib.blake2s(key, person=_PERSON).digest()
-        self._keyed = hashlib.blake2s(key=secret, digest_size=MAC_BYTES)
+        self._seal = Seal(key, _PERSON)
 
     def pack(self, packet: Packet, between: bytes) -> bytes:
         """The payload of a packet.
@@ -170,7 +197,7 @@ class Codec:
             _code(signal.error_rate, _RATE_TOP, _RATE_UNKNOWN),
             _margin_code(signal.margin),
         )
-        return fields + self._mac(fields, between)
+        return fields + self._seal.mac(fields, between)
 
     def unpack(self, payload: bytes, between: bytes, *, answer: bool) -> Packet | Drop:
         """The packet, or why it is none of ours; never raises.
@@ -190,7 +217,7 @@ class Codec:
         if version != VERSION:
             return Drop.OTHER_VERSION
         fields = payload[: _FIELDS.size]
-        if not hmac.compare_digest(self._mac(fields, between), payload[_FIELDS.size :]):
+        if not self._seal.holds(payload[_FIELDS.size :], fields, between):
             return Drop.FORGED
         if flags != answer:
             return Drop.MISDIRECTED
@@ -200,11 +227,6 @@ class Codec:
             None if margin == _MARGIN_UNKNOWN else margin / _MARGIN_STEPS,
         )
         return Packet(answer, sequence, path, stamp_ns, signal)
-
-    def _mac(self, fields: bytes, between: bytes) -> bytes:
-        keyed = self._keyed.copy()
-        keyed.update(fields + between)
-        return keyed.digest()
 
 
 class ReplayWindow:
