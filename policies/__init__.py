@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from .plan import Layer, Plan
     from .presets import PRESETS, preset
     from .router import Router
+    from .schedule import BurstSchedule
     from .spec import PARAMETERS, Policy, dumps, loads, replace_fields
 
 _HOME = {
     "PARAMETERS": "spec",
     "PRESETS": "presets",
+    "BurstSchedule": "schedule",
     "Bus": "bus",
     "CompressionState": "bus",
     "Controller": "controller",
@@ -55,6 +57,7 @@ _HOME = {
 __all__ = [
     "PARAMETERS",
     "PRESETS",
+    "BurstSchedule",
     "Bus",
     "CompressionState",
     "Controller",

@@ -119,6 +119,35 @@ def forecast_peak(level: float, slope: float, horizon_ns: int) -> float:
     return level
 
 
+def with_marks(peak: float, marks: float, low: float, high: float, top: float) -> float:
+    """A forecast, and what congestion marks say of the same queue.
+
+    The inverse of the marking curve of RED (Floyd and Jacobson 1993): a switch marks no packet
+    below ``low``, a share that rises in a straight line to ``top`` at ``high``, and all above. So
+    marks say how full the queue at least was; they raise a forecast and never lower it. Where
+    nothing else is known they stand for it: without a mark, the queue was at most ``low``.
+
+    Args:
+        peak: Forecast occupancy, NaN if unknown.
+        marks: Share of packets with a mark 0..1, NaN if unknown.
+        low: Occupancy at which marking begins.
+        high: Occupancy at which the share reaches ``top``.
+        top: That share, above 0.
+
+    Returns:
+        The forecast, NaN if neither is known.
+    """
+    if marks != marks:
+        return peak
+    share = marks / top
+    if share > 1.0:
+        share = 1.0
+    marked = low + (high - low) * share
+    if peak != peak or (marks > 0.0 and marked > peak):
+        return marked
+    return peak
+
+
 def crosses(level: float, slope: float, horizon_ns: int, threshold: float) -> bool:
     """Is the threshold reached now or within the horizon? An unknown level never is.
 

@@ -5,6 +5,10 @@ of the same interface, since with fresh readings none of them can be taken for g
 overload a 400 Gb/s port fills 1 MB in 20 us, so 200 us of warning exist only for mild overload
 or deep buffers.
 
+Two more inputs may raise a forecast, whatever the forecaster: congestion marks, which tell what
+a queue was between two readings, and a `BurstSchedule`, which tells of a queue before it begins to
+fill.
+
 Times are integer nanoseconds of any one clock. A missing or a late reading changes nothing; after
 a gap longer than ``stale_ns`` a forecaster starts anew, since no slope holds for that long, and
 so it does where the clock was set back by more than that.
@@ -12,7 +16,8 @@ so it does where the clock was set back by more than that.
 
 from __future__ import annotations
 
-from ._core import NAN, ewma_update, forecast_peak, holt_update, window_slope
+from ._core import NAN, ewma_update, forecast_peak, holt_update, window_slope, with_marks
+from .schedule import BurstPeaks, BurstSchedule
 from .spec import Routing
 
 
@@ -23,21 +28,32 @@ class Forecaster:
         routing: The policy's routing parameters.
     """
 
-    __slots__ = ("at_ns", "level", "slope", "stale_ns")
+    __slots__ = ("_bursts", "_curve", "at_ns", "level", "marks", "marks_ns", "slope", "stale_ns")
 
     def __init__(self, routing: Routing) -> None:
         self.level = NAN  # occupancy 0..1 at the last reading
         self.slope = NAN  # per ns
         self.at_ns = 0  # of the last reading; means nothing while the level is unknown
+        self.marks = NAN  # share of packets 0..1
+        self.marks_ns = 0  # of the last that was known
         self.stale_ns = routing.stale_ns
+        self._bursts: BurstPeaks | None = None
+        self._curve = (
+            routing.mark_low_occupancy,
+            routing.mark_high_occupancy,
+            routing.mark_top_share,
+        )
 
-    def update(self, reading: float, at_ns: int) -> None:
-        """Take one reading.
+    def update(self, reading: float, at_ns: int, marks: float = NAN) -> None:
+        """Take one reading, of the queue or of marks or of both.
 
         Args:
             reading: Occupancy 0..1, NaN if missing.
             at_ns: When it was taken.
+            marks: Share of packets with a congestion mark 0..1, NaN if missing.
         """
+        if marks == marks:
+            self._mark(marks, at_ns)
         if reading != reading:
             return
         dt_ns = 0
@@ -48,12 +64,53 @@ class Forecaster:
             if abs(dt_ns) > self.stale_ns:
                 self._restart()
                 dt_ns = 0
+        if self.marks == self.marks and self.marks_ns - at_ns > self.stale_ns:
+            self.marks = NAN  # of before the clock was set back
         self._smooth(reading, at_ns, dt_ns)
         self.at_ns = at_ns
+        if self._bursts is not None:
+            self._bursts.take(reading, at_ns)
+
+    def expect(self, schedule: BurstSchedule | None) -> None:
+        """Warn ahead of the bursts of a schedule from now on; None: no longer."""
+        self._bursts = None if schedule is None else BurstPeaks(schedule)
+
+    @property
+    def heard_ns(self) -> int:
+        """Time of the newest reading or marks; means nothing before the first."""
+        if self.marks == self.marks and not (
+            self.level == self.level and self.at_ns > self.marks_ns
+        ):
+            return self.marks_ns
+        return self.at_ns
 
     def peak(self, horizon_ns: int) -> float:
         """Highest occupancy from the last reading to the horizon, NaN if unknown."""
-        return forecast_peak(self.level, self.slope, horizon_ns)
+        peak = forecast_peak(self.level, self.slope, horizon_ns)
+        if self.marks == self.marks or self._bursts is not None:
+            return self._raised(peak, horizon_ns)
+        return peak
+
+    def _mark(self, marks: float, at_ns: int) -> None:
+        if self.level == self.level and self.at_ns - at_ns > self.stale_ns:
+            self._restart()  # of before the clock was set back
+        if self.marks == self.marks and -self.stale_ns <= at_ns - self.marks_ns < 0:
+            return
+        self.marks, self.marks_ns = marks, at_ns
+
+    def _raised(self, peak: float, horizon_ns: int) -> float:
+        """The forecast with marks and schedule, each where it is not stale."""
+        heard_ns = self.heard_ns
+        if self.marks == self.marks:
+            if heard_ns - self.at_ns > self.stale_ns:
+                peak = NAN
+            if heard_ns - self.marks_ns <= self.stale_ns:
+                peak = with_marks(peak, self.marks, *self._curve)
+        if self._bursts is not None:
+            floor = self._bursts.floor(heard_ns, horizon_ns)
+            if floor == floor and not peak >= floor:
+                return floor
+        return peak
 
     def _restart(self) -> None:
         self.level = NAN

@@ -11,10 +11,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .schedule import PEAKS_KEPT, Burst, BurstSchedule
 from .spec import Routing
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Times: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class ForecastTable:
@@ -29,6 +31,10 @@ class ForecastTable:
         self.level: Floats = np.full(links, np.nan)
         self.slope: Floats = np.full(links, np.nan)
         self.at_ns: Times = np.zeros(links, np.int64)
+        self.marks: Floats = np.full(links, np.nan)
+        self.marks_ns: Times = np.zeros(links, np.int64)
+        self._marked = False  # whether marks were ever known: most tables have none
+        self._bursts: _BurstPeaks | None = None
         self._routing = routing
         window = routing.window_readings if routing.forecast == "slope" else 0
         self._values: Floats = np.zeros((window, links))
@@ -36,24 +42,26 @@ class ForecastTable:
         self._count = np.zeros(links, np.int64)
         self._head = np.zeros(links, np.int64)
 
-    def update(self, readings: Floats, at_ns: Times | int) -> None:
+    def update(self, readings: Floats, at_ns: Times | int, marks: Floats | None = None) -> None:
         """Take one reading a link.
 
         Args:
             readings: Occupancy 0..1, shape (links,), NaN where missing.
             at_ns: When, one time or shape (links,).
+            marks: Share of packets with a congestion mark 0..1, shape (links,), NaN where missing.
         """
         at = np.broadcast_to(np.asarray(at_ns, np.int64), self.level.shape)
+        stale_ns = self._routing.stale_ns
+        if marks is not None:
+            self._mark(marks, at)
         known = ~np.isnan(self.level)
         dt = np.where(known, at - self.at_ns, 0)
-        stale_ns = self._routing.stale_ns
         taken = ~np.isnan(readings) & ((dt >= 0) | (dt < -stale_ns))
         restart = taken & (abs(dt) > stale_ns)
         dt = np.where(restart, 0, dt)
-        self.level[restart] = np.nan
-        self.slope[restart] = np.nan
-        self._count[restart] = 0
-        self._head[restart] = 0
+        self._restart(restart)
+        if self._marked:
+            self.marks[taken & (self.marks_ns - at > stale_ns)] = np.nan
         kind = self._routing.forecast
         if kind == "holt":
             self._holt(readings, dt, taken)
@@ -66,14 +74,61 @@ class ForecastTable:
             if kind == "slope":
                 self._window(readings, at, taken)
         self.at_ns = np.where(taken, at, self.at_ns)
+        if self._bursts is not None:
+            self._bursts.take(readings, at, taken)
+
+    def expect(self, schedule: BurstSchedule | None) -> None:
+        """Warn ahead of the bursts of a schedule from now on; None: no longer."""
+        self._bursts = None if schedule is None else _BurstPeaks(schedule, len(self.level))
+
+    @property
+    def heard_ns(self) -> Times:
+        """Time of each link's newest reading or marks; means nothing before the first."""
+        if not self._marked:
+            return self.at_ns
+        read_later = ~np.isnan(self.level) & (self.at_ns > self.marks_ns)
+        return np.where(np.isnan(self.marks) | read_later, self.at_ns, self.marks_ns)
 
     def peak(self, horizon_ns: int) -> Floats:
         """Highest occupancy of each link up to the horizon, NaN where unknown."""
         with np.errstate(invalid="ignore"):
             rising = self.slope > 0.0
-        return np.where(rising, self.level + self.slope * horizon_ns, self.level)
+        peak = np.where(rising, self.level + self.slope * horizon_ns, self.level)
+        if self._marked:
+            peak = self._with_marks(peak)
+        if self._bursts is not None:
+            floor = self._bursts.floor(self.heard_ns, horizon_ns)
+            peak = np.where(~np.isnan(floor) & ~(peak >= floor), floor, peak)
+        return peak
 
-    def _holt(self, readings: Floats, dt: Times, taken: npt.NDArray[np.bool_]) -> None:
+    def _restart(self, which: Mask) -> None:
+        self.level[which] = np.nan
+        self.slope[which] = np.nan
+        self._count[which] = 0
+        self._head[which] = 0
+
+    def _mark(self, marks: Floats, at: Times) -> None:
+        self._marked = True
+        stale_ns = self._routing.stale_ns
+        told = ~np.isnan(marks)
+        self._restart(told & ~np.isnan(self.level) & (self.at_ns - at > stale_ns))
+        since = at - self.marks_ns
+        late = ~np.isnan(self.marks) & (since < 0) & (since >= -stale_ns)
+        taken = told & ~late
+        self.marks = np.where(taken, marks, self.marks)
+        self.marks_ns = np.where(taken, at, self.marks_ns)
+
+    def _with_marks(self, peak: Floats) -> Floats:
+        routing, heard = self._routing, self.heard_ns
+        known = ~np.isnan(self.marks)
+        peak = np.where(known & (heard - self.at_ns > routing.stale_ns), np.nan, peak)
+        fresh = known & (heard - self.marks_ns <= routing.stale_ns)
+        low, high = routing.mark_low_occupancy, routing.mark_high_occupancy
+        marked = low + (high - low) * np.minimum(self.marks / routing.mark_top_share, 1.0)
+        raised = np.isnan(peak) | ((self.marks > 0.0) & (marked > peak))
+        return np.where(fresh & raised, marked, peak)
+
+    def _holt(self, readings: Floats, dt: Times, taken: Mask) -> None:
         level, slope = self.level, self.slope
         level_gain, slope_gain = self._routing.level_gain, self._routing.slope_gain
         first = np.isnan(level)
@@ -90,7 +145,7 @@ class ForecastTable:
         self.level = np.where(taken, new_level, level)
         self.slope = np.where(taken, new_slope, slope)
 
-    def _window(self, readings: Floats, at: Times, taken: npt.NDArray[np.bool_]) -> None:
+    def _window(self, readings: Floats, at: Times, taken: Mask) -> None:
         which = np.flatnonzero(taken)
         size = len(self._values)
         self._values[self._head[which], which] = readings[which]
@@ -117,3 +172,39 @@ class ForecastTable:
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = np.where((count < 2) | (square == 0.0), np.nan, product / square)
         self.slope[which] = slope
+
+
+class _BurstPeaks:
+    """`BurstPeaks` of each link."""
+
+    def __init__(self, schedule: BurstSchedule, links: int) -> None:
+        self._schedule = schedule
+        self._number = np.zeros(links, np.int64)
+        self._peak: Floats = np.full(links, np.nan)
+        self._peaks: Floats = np.full((PEAKS_KEPT, links), np.nan)
+
+    def take(self, readings: Floats, at: Times, taken: Mask) -> None:
+        burst = self._schedule.known
+        inside = taken & (burst.begin_ns <= at) & (at < burst.end_ns)
+        over = taken & ~(inside & (self._number == burst.number)) & ~np.isnan(self._peak)
+        if over.any():
+            self._peaks[1:, over] = self._peaks[:-1, over]
+            self._peaks[0, over] = self._peak[over]
+            self._peak[over] = np.nan
+        if inside.any():
+            self._number[inside] = burst.number
+            self._peak = np.where(inside & ~(readings <= self._peak), readings, self._peak)
+
+    def floor(self, at: Times, horizon_ns: int) -> Floats:
+        near = _near(self._schedule.known, at, horizon_ns)
+        return np.where(near, np.fmax(self._peak, np.fmax.reduce(self._peaks)), np.nan)
+
+
+def _near(burst: Burst, at: Times, horizon_ns: int) -> Mask:
+    """`Burst.near` for each time."""
+    near = (burst.begin_ns <= at + horizon_ns) & (at < burst.until_ns)
+    if burst.period_ns:
+        ahead = np.maximum(1, -((burst.begin_ns - (at - burst.slack_ns)) // burst.period_ns))
+        begins = burst.begin_ns + ahead * burst.period_ns
+        near |= (begins <= burst.last_ns) & (begins <= at + horizon_ns)
+    return near

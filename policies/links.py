@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ._core import NAN, strike_update
 from .decisions import DecisionLog
 from .forecast import make_forecaster
+from .schedule import BurstSchedule
 from .spec import Routing
 
 DEAD = math.inf  # worth of a blacklisted link
@@ -52,6 +53,7 @@ class LinkTable:
         occupancy: float | None,
         error_rate: float | None,
         lost: bool,
+        marks: float | None = None,
     ) -> None:
         """Take one reading or one lost probe of a link.
 
@@ -61,6 +63,7 @@ class LinkTable:
             occupancy: Buffer occupancy 0..1, None if unknown.
             error_rate: Packet error rate 0..1, None if unknown: the last one stays.
             lost: The probe timed out; its other values are not looked at.
+            marks: Share of packets with a congestion mark 0..1, None if unknown.
         """
         i = self.index.get(name)
         if i is None:
@@ -80,12 +83,12 @@ class LinkTable:
             self._log.change(None, "blacklist", before[2], after[2], f"{name}: {why}")
         forecaster = self._forecasters[i]
         if not lost:
-            forecaster.update(self._share(occupancy), at_ns)
+            forecaster.update(self._share(occupancy), at_ns, self._share(marks))
             errors = self._share(error_rate)
             if errors == errors:
                 self._sick[i] = errors >= routing.sick_error_rate
         worth = forecaster.peak(routing.horizon_ns)
-        seen_ns = forecaster.at_ns
+        seen_ns = forecaster.heard_ns
         if self._sick[i]:  # errors are news of the link as well
             worth = worth if worth >= FULL else FULL
             own_ns = self._own[i][1]
@@ -93,6 +96,15 @@ class LinkTable:
             seen_ns = own_ns if late else at_ns
         self._own[i] = (worth, seen_ns)
         self._settle(i)
+
+    def expect(self, schedule: BurstSchedule | None) -> None:
+        """Warn of each link ahead of a job's bursts, as far as the last ones filled it.
+
+        Args:
+            schedule: Told of the bursts by the job; None: expect none any more.
+        """
+        for forecaster in self._forecasters:
+            forecaster.expect(schedule)
 
     def weigh(self, name: str, weight: float, at_ns: int) -> None:
         """Take the central verdict on a link; it counts where this host knows less.

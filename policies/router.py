@@ -23,6 +23,7 @@ from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, hash31, level_
 from .bus import Bus
 from .decisions import DecisionLog
 from .links import DEAD, FULL, LinkTable
+from .schedule import BurstSchedule
 from .spec import Policy
 
 Flow: TypeAlias = tuple[str, str, Hashable]
@@ -159,6 +160,7 @@ class Router:
         *,
         occupancy: float | None = None,
         error_rate: float | None = None,
+        marks: float | None = None,
         at_ns: int | None = None,
         lost: bool = False,
     ) -> None:
@@ -168,11 +170,12 @@ class Router:
             link: The link; one of no path set is counted and ignored.
             occupancy: Buffer occupancy 0..1, None if unknown.
             error_rate: Packet error rate 0..1, None if unknown.
+            marks: Share of packets with a congestion mark 0..1, None if unknown.
             at_ns: When; now by default.
             lost: The probe timed out.
         """
         now_ns = self._clock() if at_ns is None else at_ns
-        self.links.observe(link, now_ns, occupancy, error_rate, lost)
+        self.links.observe(link, now_ns, occupancy, error_rate, lost, marks)
         if self._published_ns is None or not 0 <= now_ns - self._published_ns < PUBLISH_NS:
             self.publish(now_ns)
 
@@ -210,6 +213,10 @@ class Router:
         unit = state.units
         state.units = unit + 1
         return self._choose(flow, state, unit, now_ns), unit
+
+    def expect(self, schedule: BurstSchedule | None) -> None:
+        """Warn ahead of the bursts that a job tells the schedule; None: no longer."""
+        self.links.expect(schedule)
 
     def weigh(self, link: str, weight: float, *, at_ns: int) -> None:
         """Take a central verdict on a link: what others' readings say of it.

@@ -7,18 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtune.policies import ForecastTable, make_forecaster
+from xtune.policies import ForecastTable, Policy, Router, make_forecaster
 from xtune.policies.spec import Routing
 
 KINDS = ("reading", "ewma", "slope", "holt")
 READING = st.one_of(st.just(math.nan), st.floats(0, 1))
+MARKS = st.one_of(st.just(math.nan), st.sampled_from([0.0, 1.0]), st.floats(0, 0.1))
 GAP_NS = st.sampled_from([-5_000, 0, 1_000, 10_000, 12_345, 1_000_000, 5_000_000])
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("marked", (False, True))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_batch_gives_the_same_bits_as_one_by_one(kind: str, data: st.DataObject) -> None:
+def test_batch_gives_the_same_bits_as_one_by_one(
+    kind: str, marked: bool, data: st.DataObject
+) -> None:
     routing = Routing(forecast=kind, window_readings=3)
     links = 4
     table = ForecastTable(links, routing)
@@ -28,11 +32,14 @@ def test_batch_gives_the_same_bits_as_one_by_one(kind: str, data: st.DataObject)
         at_ns += data.draw(GAP_NS)
         skew = np.array([data.draw(st.sampled_from([0, 0, 0, 700, -700])) for _ in range(links)])
         readings = np.array([data.draw(READING) for _ in range(links)])
-        table.update(readings, at_ns + skew)
-        for single, reading, offset in zip(singles, readings, skew, strict=True):
-            single.update(float(reading), at_ns + int(offset))
+        marks = np.array([data.draw(MARKS) for _ in range(links)]) if marked else None
+        table.update(readings, at_ns + skew, marks)
+        for i, single in enumerate(singles):
+            mark = math.nan if marks is None else float(marks[i])
+            single.update(float(readings[i]), at_ns + int(skew[i]), mark)
         np.testing.assert_array_equal(table.level, [one.level for one in singles])
         np.testing.assert_array_equal(table.slope, [one.slope for one in singles])
+        np.testing.assert_array_equal(table.heard_ns, [one.heard_ns for one in singles])
         np.testing.assert_array_equal(table.peak(200_000), [one.peak(200_000) for one in singles])
 
 
@@ -96,3 +103,74 @@ def test_a_clock_set_back_starts_anew_and_blinds_nobody(kind: str) -> None:
     assert (forecaster.level, forecaster.at_ns) == (0.9, 10**9)
     assert (float(table.level[0]), int(table.at_ns[0])) == (0.9, 10**9)
     assert math.isnan(forecaster.slope)
+
+
+def marking(occupancy: float, routing: Routing) -> float:
+    """Share of packets that a switch with RED's curve marks."""
+    low, high = routing.mark_low_occupancy, routing.mark_high_occupancy
+    if occupancy > high:
+        return 1.0
+    return max(0.0, (occupancy - low) / (high - low)) * routing.mark_top_share
+
+
+@given(st.floats(0, 1), st.floats(0, 0.5), st.floats(0.51, 1), st.floats(0.001, 1))
+def test_marks_tell_the_queue_that_made_them(
+    occupancy: float, low: float, high: float, top: float
+) -> None:
+    routing = Routing(mark_low_occupancy=low, mark_high_occupancy=high, mark_top_share=top)
+    forecaster = make_forecaster(routing)
+    forecaster.update(math.nan, 1_000, marking(occupancy, routing))
+    # Below the curve and above it the queue is not known better than its ends.
+    assert forecaster.peak(0) == pytest.approx(min(high, max(low, occupancy)))
+    assert forecaster.heard_ns == 1_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marks_raise_a_forecast_and_never_lower_it(kind: str) -> None:
+    forecaster = make_forecaster(Routing(forecast=kind))  # 0.25 .. 1.0, 5 % at the top
+    forecaster.update(0.1, 1_000, 0.03)
+    assert forecaster.peak(200_000) == pytest.approx(0.25 + 0.75 * 0.6)
+    forecaster.update(0.1, 2_000, 0.0)
+    assert forecaster.peak(200_000) == pytest.approx(0.1)
+    forecaster.update(0.1, 3_000, 0.05)
+    forecaster.update(0.1, 4_000)  # not told: the last that is not stale holds
+    assert forecaster.peak(200_000) == pytest.approx(1.0)
+    forecaster.update(0.1, 3_500, 0.0)  # later than the marks at 3000: taken
+    forecaster.update(0.1, 3_400, 0.05)  # late
+    assert forecaster.peak(200_000) == pytest.approx(0.1)
+
+
+def test_what_is_stale_of_marks_and_queue_does_not_count() -> None:
+    forecaster = make_forecaster(Routing(forecast="reading", stale_ns=100_000))
+    forecaster.update(0.3, 0, 0.05)
+    forecaster.update(0.3, 100_000)
+    assert forecaster.peak(0) == 1.0
+    forecaster.update(0.3, 100_001)
+    assert forecaster.peak(0) == 0.3
+    forecaster.update(math.nan, 200_002, 0.0)
+    assert forecaster.peak(0) == 0.25  # no mark: at most where marking begins
+
+
+def test_marks_of_before_a_clock_was_set_back_are_forgotten() -> None:
+    routing = Routing(forecast="reading")
+    forecaster, table = make_forecaster(routing), ForecastTable(1, routing)
+    for reading, at_ns, marks, peak in (
+        (0.1, 10**12, 0.05, 1.0),
+        (0.2, 10**9, math.nan, 0.2),
+        (math.nan, 10**6, 0.02, 0.55),
+    ):
+        forecaster.update(reading, at_ns, marks)
+        table.update(np.array([reading]), at_ns, np.array([marks]))
+        assert forecaster.peak(0) == table.peak(0)[0] == pytest.approx(peak)
+        assert forecaster.heard_ns == table.heard_ns[0] == at_ns
+
+
+def test_a_router_moves_by_marks_alone() -> None:
+    policy = Policy(routing=Routing(pairs=1))
+    router = Router({("a", "b"): [["up1"], ["up2"]]}, policy, clock=int)
+    for up1, chosen in ((0.0, 0), (0.02, 0), (0.04, 1)):
+        router.observe("up1", marks=up1, at_ns=10_000)
+        router.observe("up2", marks=0.0, at_ns=10_000)
+        assert router.choose(("a", "b", 0), at_ns=10_000) == chosen
+    router.observe("up1", marks=1.5)  # none
+    assert router.links.bad_readings == 1

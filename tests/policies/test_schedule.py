@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtune.policies import BurstSchedule, ForecastTable, Router, make_forecaster
+from xtune.policies.spec import Policy, Routing
+
+PERIOD, LENGTH, HORIZON = 1_000_000, 100_000, 200_000
+ROUTING = Routing(forecast="reading", stale_ns=10_000_000)
+
+
+def periodic(count: int, start: int = 0) -> BurstSchedule:
+    schedule = BurstSchedule()
+    for i in range(count):
+        schedule.begin(start + i * PERIOD)
+        schedule.end(start + i * PERIOD + LENGTH)
+    return schedule
+
+
+@given(
+    start=st.integers(0, 10**18),
+    period=st.integers(1_000, 10**10),
+    count=st.integers(4, 30),
+    after=st.floats(0, 2.9),
+)
+def test_the_next_begin_of_an_exact_period_is_found(
+    start: int, period: int, count: int, after: float
+) -> None:
+    schedule = BurstSchedule()
+    for i in range(count):
+        schedule.begin(start + i * period)
+    asked = start + (count - 1) * period + int(after * period)
+    every = [start + i * period for i in range(count, count + 3)]
+    assert schedule.period_ns == period
+    assert schedule.next_begin(asked) == min(at for at in every if at >= asked)
+
+
+def test_nothing_is_predicted_too_early_when_irregular_or_when_bursts_stay_out() -> None:
+    schedule = BurstSchedule()
+    assert schedule.next_begin(0) is None
+    for i in range(3):
+        schedule.begin(i * PERIOD)
+        assert schedule.period_ns is None
+    schedule.begin(3 * PERIOD)
+    assert schedule.next_begin(5 * PERIOD + 1) == 6 * PERIOD
+    assert schedule.next_begin(6 * PERIOD + 1) is None  # three stayed out
+    at = 3 * PERIOD
+    for gap in (0.4, 1.9, 0.7, 1.6, 0.2, 2.5, 0.9):
+        at += int(gap * PERIOD)
+        schedule.begin(at)
+    assert schedule.period_ns is None
+
+
+def test_a_pause_and_a_burst_that_was_not_told_leave_the_period() -> None:
+    schedule = periodic(6)
+    schedule.begin(7 * PERIOD)  # the burst at 6 was not told
+    assert schedule.next_begin(7 * PERIOD + 1) == 8 * PERIOD
+    schedule.begin(100 * PERIOD + 333)  # a checkpoint
+    assert schedule.period_ns == PERIOD
+    assert schedule.next_begin(100 * PERIOD + 400) == 101 * PERIOD + 333
+
+
+def test_a_clock_set_back_starts_anew_and_the_same_begin_twice_is_one() -> None:
+    schedule = periodic(6)
+    schedule.begin(5 * PERIOD)
+    assert schedule.period_ns == PERIOD
+    schedule.begin(PERIOD)
+    assert schedule.period_ns is None
+    assert schedule.known.until_ns == PERIOD  # lengths are forgotten as well
+    for i in range(2, 5):
+        schedule.begin(i * PERIOD)
+    assert schedule.next_begin(4 * PERIOD + 1) == 5 * PERIOD
+
+
+def test_a_new_period_is_learned_once_most_gaps_have_it() -> None:
+    schedule = BurstSchedule(gaps=5)
+    at = 0
+    for period in (PERIOD,) * 6 + (3 * PERIOD,) * 3:
+        at += period
+        schedule.begin(at)
+    assert schedule.period_ns == 3 * PERIOD
+
+
+@given(st.lists(st.integers(-40_000, 40_000), min_size=30, max_size=30))
+def test_jitter_up_to_a_tenth_is_met_within_its_own_width(jitter: list[int]) -> None:
+    schedule = BurstSchedule()
+    for i, late in enumerate(jitter):
+        at = i * PERIOD + late
+        predicted = schedule.next_begin(schedule.known.begin_ns + 1) if i > 3 else None
+        if predicted is not None:  # a gap is off by both ends' lateness, the begin by one more
+            assert abs(predicted - at) <= 4 * 40_000
+        schedule.begin(at)
+    assert schedule.period_ns is not None  # deviations are at most 80 of 1000
+
+
+def test_a_burst_is_near_from_a_horizon_before_it_to_its_end() -> None:
+    known = periodic(6).known
+    begin = 6 * PERIOD
+    assert not known.near(begin - HORIZON - 1, HORIZON)
+    assert known.near(begin - HORIZON, HORIZON)
+    assert known.near(begin, HORIZON)
+    assert not known.near(begin + 1, HORIZON)  # it is late, and none ever was
+    schedule = periodic(6)
+    schedule.begin(begin)
+    assert schedule.known.near(begin + LENGTH - 1, HORIZON)  # as long as those before
+    assert not schedule.known.near(begin + LENGTH, HORIZON)
+    schedule.end(begin + LENGTH // 2)
+    assert not schedule.known.near(begin + LENGTH // 2, HORIZON)
+    schedule.end(begin + LENGTH)  # told twice
+    assert schedule.known.until_ns == begin + LENGTH // 2
+
+
+def trace(at: int, peak: float) -> float:
+    """A queue that a burst of each period fills to its peak at once."""
+    return peak if at % PERIOD < LENGTH else 0.05
+
+
+def test_a_link_that_bursts_fill_is_warned_of_before_the_next() -> None:
+    schedule, forecaster = BurstSchedule(), make_forecaster(ROUTING)
+    forecaster.expect(schedule)
+    raised = []
+    for at in range(0, 10 * PERIOD, 10_000):
+        if at % PERIOD == 0:
+            schedule.begin(at)
+        if at % PERIOD == LENGTH:
+            schedule.end(at)
+        forecaster.update(trace(at, 0.9), at)
+        if forecaster.peak(HORIZON) > forecaster.level:
+            raised.append(at)
+            assert forecaster.peak(HORIZON) == 0.9
+    # Predicted from the fourth begin on, from one horizon before each begin; none in bursts.
+    first = [i * PERIOD - HORIZON for i in range(4, 11)]
+    assert raised == [at for begin in first for at in range(begin, begin + HORIZON, 10_000)]
+
+
+def test_a_link_that_was_calm_in_four_bursts_is_calm() -> None:
+    schedule, forecaster = BurstSchedule(), make_forecaster(ROUTING)
+    forecaster.expect(schedule)
+    floors = []
+    for burst in range(12):
+        for at in range(burst * PERIOD, (burst + 1) * PERIOD, 50_000):
+            if at % PERIOD == 0:
+                schedule.begin(at)
+            if at % PERIOD == LENGTH:
+                schedule.end(at)
+            forecaster.update(trace(at, 0.9 if burst == 6 else 0.2), at)
+        floors.append(forecaster.peak(HORIZON))  # just before the next burst
+    assert floors == [0.05] * 3 + [0.2] * 3 + [0.9] * 4 + [0.2] * 2
+
+
+def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
+    moved = {}
+    for told in (True, False):
+        routing = Routing(forecast="holt", stale_ns=10_000_000, hold_ns=0, pairs=1)
+        router = Router({("a", "b"): [["up1"], ["up2"]]}, Policy(routing=routing), clock=int)
+        schedule = BurstSchedule()
+        if told:
+            router.expect(schedule)
+        for at in range(0, 7 * PERIOD, 10_000):
+            if at % PERIOD == 0:
+                schedule.begin(at)
+            if at % PERIOD == LENGTH:
+                schedule.end(at)
+            router.observe("up1", occupancy=trace(at, 0.9), at_ns=at)
+            router.observe("up2", occupancy=0.0, at_ns=at)
+            if at == 6 * PERIOD - 10_000:
+                moved[told] = router.choose(("a", "b", 0), at_ns=at)
+    assert moved == {True: 1, False: 0}
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_batch_and_single_expect_the_same(data: st.DataObject) -> None:
+    routing = Routing(forecast="reading", stale_ns=2_000_000)
+    links = 3
+    schedule = BurstSchedule()
+    table = ForecastTable(links, routing)
+    singles = [make_forecaster(routing) for _ in range(links)]
+    table.expect(schedule)
+    for single in singles:
+        single.expect(schedule)
+    at = 1_700_000_000_000_000_000
+    for _ in range(data.draw(st.integers(5, 60))):
+        at += data.draw(st.sampled_from([-5_000, 0, 50_000, 250_000, 250_000, 3_000_000]))
+        what = data.draw(st.sampled_from(["begin", "end", "", ""]))
+        if what:
+            getattr(schedule, what)(at)
+        readings = np.array([data.draw(st.sampled_from([math.nan, 0.1, 0.8])) for _ in singles])
+        skew = np.array([data.draw(st.sampled_from([0, 300, -300_000])) for _ in singles])
+        table.update(readings, at + skew)
+        for single, reading, offset in zip(singles, readings, skew, strict=True):
+            single.update(float(reading), at + int(offset))
+        np.testing.assert_array_equal(table.peak(HORIZON), [one.peak(HORIZON) for one in singles])
+
+
+def test_without_a_schedule_again_nothing_is_expected() -> None:
+    forecaster, table = make_forecaster(ROUTING), ForecastTable(1, ROUTING)
+    schedule = periodic(6)
+    for expected, peak in ((schedule, 0.9), (None, 0.1)):
+        forecaster.expect(expected)
+        table.expect(expected)
+        for reading, at in ((0.9, 5 * PERIOD), (0.1, 6 * PERIOD - HORIZON)):
+            forecaster.update(reading, at)
+            table.update(np.array([reading]), at)
+        assert forecaster.peak(HORIZON) == table.peak(HORIZON)[0] == peak
