@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .readings import HISTORY, Reading, ReadingsError, ReadingsReader
+from .readings import HISTORY, Reading, ReadingsError, ReadingsReader, ended
 from .table import STALE_NS
 
 REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
@@ -112,18 +112,14 @@ class Feed:
         self._finished[index] = reading.finished
         seen = min(new, HISTORY)
         self.skipped += new - seen
-        for place in range(seen - 1, -1, -1):
-            lost = bool(reading.history >> place & 1)
-            # The newest answer alone has values; those before it count for the blacklist.
-            newest = not lost and not _answer_since(reading.history, place)
-            at_ns = reading.answered_ns if newest else reading.finished_ns
+        for probe in ended(reading, seen):
             for link in links:
                 self._router.observe(
                     link,
-                    occupancy=reading.occupancy if newest else None,
-                    error_rate=reading.error_rate if newest else None,
-                    at_ns=at_ns,
-                    lost=lost,
+                    occupancy=reading.occupancy if probe.newest else None,
+                    error_rate=reading.error_rate if probe.newest else None,
+                    at_ns=probe.at_ns,
+                    lost=probe.lost,
                 )
         return seen
 
@@ -149,9 +145,3 @@ class Feed:
         self._versions = [0] * len(names)
         self._finished = [0] * len(names)
         return self._reader.alive()
-
-
-def _answer_since(history: int, place: int) -> bool:
-    """Whether an outcome newer than this place's is an answer."""
-    mask = (1 << place) - 1
-    return history & mask != mask

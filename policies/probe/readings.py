@@ -46,6 +46,40 @@ class Reading(NamedTuple):
     late: int = 0
 
 
+class Ended(NamedTuple):
+    """What one probe came to, as far as a reading tells.
+
+    Attributes:
+        at_ns: When.
+        lost: It timed out.
+        newest: It is the answer that the reading's values are from.
+    """
+
+    at_ns: int
+    lost: bool
+    newest: bool
+
+
+def ended(reading: Reading, count: int) -> list[Ended]:
+    """The last probes of a path, oldest first.
+
+    The newest answer alone has values; those before it count for the blacklist.
+
+    Args:
+        reading: What is known of the path.
+        count: How many probes, at most `HISTORY`.
+    """
+    found = []
+    for place in range(count - 1, -1, -1):
+        lost = bool(reading.history >> place & 1)
+        mask = (1 << place) - 1  # set bits: all probes since were lost
+        newest = not lost and reading.history & mask == mask
+        answered_ns = reading.answered_ns if newest else None
+        at_ns = reading.finished_ns if answered_ns is None else answered_ns
+        found.append(Ended(at_ns, lost, newest))
+    return found
+
+
 class ReadingsWriter(TableWriter):
     """The one writer of the readings, see `TableWriter`.
 
