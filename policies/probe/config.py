@@ -30,7 +30,9 @@ class Path:
         link: Directed port, where one probe measures one link.
         device: Interface that packets leave by, whatever the routes say.
         full_delay_s: Waiting time of a probe that counts as a full queue; None: not looked at.
-        sources: Of this end's occupancy, errors and margin, see `make_sources`.
+        ecn: Probes may be marked by switches that do so; without marks their queues count as
+            below the marking threshold.
+        sources: Of this end's occupancy, errors, margin and marks, see `make_sources`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Path:
     link: str | None = None
     device: str | None = None
     full_delay_s: float | None = None
+    ecn: bool = False
     sources: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -84,7 +87,7 @@ class Config:
 _TEXTS = ("host", "key_file", "readings", "log")
 _NUMBERS = {"rate_hz": MOST_RATE_HZ, "timeout_s": 60.0, "source_interval_s": 60.0}
 _PATH_FIELDS = (
-    "name", "local", "remote", "dst", "path", "link", "device", "full_delay_s", "sources"
+    "name", "local", "remote", "dst", "path", "link", "device", "full_delay_s", "ecn", "sources"
 )  # fmt: skip
 
 
@@ -142,8 +145,16 @@ def _path(said: Any, index: int) -> Path:
         link=text(said, "link", f"{where}.link") if "link" in said else None,
         device=text(said, "device", f"{where}.device") if "device" in said else None,
         full_delay_s=number(delay, f"{where}.full_delay_s", 60.0) if delay is not None else None,
+        ecn=_flag(said, "ecn", where),
         sources=_sources(said, where),
     )
+
+
+def _flag(said: Mapping[str, Any], name: str, where: str) -> bool:
+    found = said.get(name, False)
+    if not isinstance(found, bool):
+        raise ConfigError(f"{where}.{name}: {found!r} is neither true nor false")
+    return found
 
 
 def _listen(said: Any, index: int) -> Listen:
@@ -152,7 +163,10 @@ def _listen(said: Any, index: int) -> Listen:
     local = address(said.get("local"), f"{where}.local", any_port=False)
     if local[0] == "0.0.0.0":  # the answer's own address would be the route's choice
         raise ConfigError(f"{where}.local: one address, not all")
-    return Listen(local=local, sources=_sources(said, where))
+    sources = _sources(said, where)
+    if "marks" in sources:
+        raise ConfigError(f"{where}.sources: marks are of the probing end, an answer has no room")
+    return Listen(local=local, sources=sources)
 
 
 def _sources(said: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ class Observer(Protocol):
         *,
         occupancy: float | None = None,
         error_rate: float | None = None,
+        marks: float | None = None,
         at_ns: int | None = None,
         lost: bool = False,
     ) -> None:
@@ -118,6 +119,7 @@ class Feed:
                     link,
                     occupancy=reading.occupancy if probe.newest else None,
                     error_rate=reading.error_rate if probe.newest else None,
+                    marks=reading.marks if probe.newest else None,
                     at_ns=probe.at_ns,
                     lost=probe.lost,
                 )

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from .arrivals import ANCILLARY, Arrivals
 from .config import Path
 from .delay import Delay
-from .packet import PAYLOAD_BYTES, RECEIVE_BUFFER, SEQUENCES, Codec, Drop, Packet, ends
+from .packet import (
+    ECN_CAPABLE,
+    PAYLOAD_BYTES,
+    RECEIVE_BUFFER,
+    SEQUENCES,
+    Codec,
+    Drop,
+    Packet,
+    ends,
+)
 from .sources import Sources
 from .tally import Outcome, Tally
 
@@ -129,6 +138,8 @@ class Lane:
         try:
             self._arrivals.watch(channel)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            if self.path.ecn:
+                channel.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, ECN_CAPABLE)
             if self.path.device is not None:
                 name = self.path.device.encode()
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)

@@ -1,10 +1,11 @@
 """The probe packet: 36 bytes of payload, 64 bytes as an IPv4 packet (20 IPv4, 8 UDP).
 
 Network byte order: magic 2, version 1, flags 1, sequence 4, path 4, time 8, occupancy 2, errors 4,
-margin 2, MAC 8. The MAC is keyed BLAKE2s (RFC 7693) over the fields before it and over both ends'
-addresses and ports, so that a packet recorded elsewhere, or sent under another's address, is a
-forgery. Each measured field has a code for unknown, which is also what a value becomes that the
-field cannot hold.
+margin 2, MAC 8. Bit 0 of the flags is an answer's; bits 1 and 2 of an answer are the ECN field
+that its request arrived with. The MAC is keyed BLAKE2s (RFC 7693) over the fields before it and
+over both ends' addresses and ports, so that a packet recorded elsewhere, or sent under another's
+address, is a forgery. Each measured field has a code for unknown, which is also what a value
+becomes that the field cannot hold.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ KEY_VARIABLE = "XTUNE_PROBE_KEY"  # hexadecimal
 WINDOW = 64  # sequence numbers behind the newest that may still arrive, once each
 SEQUENCES = 1 << 32
 RECEIVE_BUFFER = 1 << 22  # what waits while a process is not scheduled; the kernel may allow less
+NOT_ECN, ECN_CAPABLE, CONGESTED = 0, 2, 3  # Not-ECT, ECT(0) and CE of RFC 3168
+ECN_MASK = 3  # of the type-of-service byte
 _ALL_SEEN = (1 << WINDOW) - 1
 
 _FIELDS = struct.Struct("!HBBIIQHIh")
@@ -66,11 +69,13 @@ class Signal(NamedTuple):
         occupancy: Of the buffer, 0..1, in steps of 1/65534 on the wire.
         error_rate: Errors a packet, 0..1, in steps of 2.3e-10 on the wire.
         margin: Of the signal, -327.67..327.67 in the source's unit, two decimals on the wire.
+        marks: Share of packets with a congestion mark, 0..1; not sent, the packet has no room.
     """
 
     occupancy: float | None = None
     error_rate: float | None = None
     margin: float | None = None
+    marks: float | None = None
 
 
 UNKNOWN = Signal()
@@ -85,6 +90,7 @@ class Packet(NamedTuple):
         path: Number of the path at the sender.
         stamp_ns: When the request was sent, wall clock, never the same twice and never going back.
         signal: From the end that sends the packet.
+        ecn: Of an answer: the ECN field (RFC 3168) that the request arrived with.
     """
 
     answer: bool
@@ -92,6 +98,7 @@ class Packet(NamedTuple):
     path: int
     stamp_ns: int
     signal: Signal = UNKNOWN
+    ecn: int = 0
 
 
 def load_key(
@@ -189,7 +196,7 @@ class Codec:
         fields = _FIELDS.pack(
             MAGIC,
             VERSION,
-            packet.answer,
+            packet.answer | packet.ecn << 1,
             packet.sequence,
             packet.path,
             packet.stamp_ns,
@@ -219,14 +226,15 @@ class Codec:
         fields = payload[: _FIELDS.size]
         if not self._seal.holds(payload[_FIELDS.size :], fields, between):
             return Drop.FORGED
-        if flags != answer:
+        ecn = flags >> 1
+        if flags & 1 != answer or ecn > (CONGESTED if answer else 0):
             return Drop.MISDIRECTED
         signal = Signal(
             None if share == _SHARE_UNKNOWN else share / _SHARE_TOP,
             None if rate == _RATE_UNKNOWN else rate / _RATE_TOP,
             None if margin == _MARGIN_UNKNOWN else margin / _MARGIN_STEPS,
         )
-        return Packet(answer, sequence, path, stamp_ns, signal)
+        return Packet(answer, sequence, path, stamp_ns, signal, ecn)
 
 
 class ReplayWindow:

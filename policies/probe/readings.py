@@ -14,8 +14,8 @@ from .table import STALE_NS, Form, TableError, TableReader, TableWriter
 ReadingsError = TableError  # the name under which it is public
 HISTORY = 64  # outcomes that an entry remembers
 
-_ENTRY = struct.Struct("=QQqqqddddQQQ")
-FORM = Form(b"xtunePRB", 1, "readings", _ENTRY.size)
+_ENTRY = struct.Struct("=QQqqqddddQQQd")
+FORM = Form(b"xtunePRB", 2, "readings", _ENTRY.size)
 
 
 class Reading(NamedTuple):
@@ -30,6 +30,8 @@ class Reading(NamedTuple):
         jitter_ns: Smoothed difference of successive round trips (RFC 3550, 6.4.1).
         occupancy, error_rate, margin: The worse of both ends at that answer.
         sent, lost, late: Probes; a late answer's probe is among the lost.
+        marks: Share of packets with a congestion mark 0..1: of the last probes, or by this end's
+            counters, whichever is more.
     """
 
     finished: int = 0
@@ -44,6 +46,7 @@ class Reading(NamedTuple):
     sent: int = 0
     lost: int = 0
     late: int = 0
+    marks: float | None = None
 
 
 class Ended(NamedTuple):
@@ -170,6 +173,7 @@ def _pack(reading: Reading) -> bytes:
         reading.sent,
         reading.lost,
         reading.late,
+        math.nan if reading.marks is None else reading.marks,
     )
 
 
@@ -187,6 +191,7 @@ def _unpack(content: bytes) -> Reading:
         sent,
         lost,
         late,
+        marks,
     ) = _ENTRY.unpack_from(content)
     return Reading(
         done,
@@ -201,4 +206,5 @@ def _unpack(content: bytes) -> Reading:
         sent,
         lost,
         late,
+        None if marks != marks else marks,
     )

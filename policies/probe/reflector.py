@@ -9,10 +9,23 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from .config import Config
-from .packet import PAYLOAD_BYTES, RECEIVE_BUFFER, Address, Codec, Drop, Packet, ReplayWindow, ends
+from .packet import (
+    ECN_MASK,
+    NOT_ECN,
+    PAYLOAD_BYTES,
+    RECEIVE_BUFFER,
+    Address,
+    Codec,
+    Drop,
+    Packet,
+    ReplayWindow,
+    ends,
+)
 from .readings import ReadingsWriter
 from .sources import Sources, make_sources
 
+_RECVTOS = 13  # IP_RECVTOS of linux/in.h; Python has no name for it before 3.12
+_ANCILLARY = socket.CMSG_SPACE(1)
 _WAIT_S = 0.1
 _BATCH = 256
 MOST_WINDOWS = 1 << 16  # paths of peers that are remembered; only who has the key adds one
@@ -51,6 +64,7 @@ class Reflector:
                 channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
                 self._sockets[channel] = (listen.local, make_sources(listen.sources, source_ns))
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+                channel.setsockopt(socket.IPPROTO_IP, _RECVTOS, 1)
                 channel.bind(listen.local)
         except OSError:
             self.close()
@@ -85,7 +99,7 @@ class Reflector:
         local, sources = self._sockets[channel]
         for _ in range(_BATCH):
             try:
-                payload, peer = channel.recvfrom(PAYLOAD_BYTES + 1)
+                payload, ancillary, _, peer = channel.recvmsg(PAYLOAD_BYTES + 1, _ANCILLARY)
             except BlockingIOError:
                 return
             except OSError:
@@ -95,7 +109,7 @@ class Reflector:
             if isinstance(request, Drop):
                 self._counts[request] += 1
                 continue
-            answer = request._replace(answer=True, signal=sources.signal())
+            answer = request._replace(answer=True, signal=sources.signal(), ecn=_ecn_of(ancillary))
             try:
                 channel.sendto(self._codec.pack(answer, ends(local, peer)), peer)
                 self._counts["answered"] += 1
@@ -116,3 +130,11 @@ class Reflector:
         else:
             self._windows.move_to_end(key)
         return request if window.take(request.sequence, request.stamp_ns) else Drop.REPLAYED
+
+
+def _ecn_of(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """The ECN field that a packet arrived with."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, socket.IP_TOS) and data:
+            return data[0] & ECN_MASK
+    return NOT_ECN

@@ -96,11 +96,39 @@ class ErrorRate:
         return errors / (errors + good)
 
 
+class MarkShare:
+    """Share of packets that carried a congestion mark, by counters of both.
+
+    Of what arrives: ``np_ecn_marked_roce_packets`` over packets received. Of what a host's own
+    flows provoke: ``rp_cnp_handled`` over packets sent, an underestimate, since a receiver paces
+    its notifications.
+
+    Args:
+        marked: Counters of marked packets, or of notifications, that are added up.
+        packets: Counters of all packets that are added up.
+    """
+
+    def __init__(self, marked: Sequence[str | Path], packets: Sequence[str | Path]) -> None:
+        self._marked, self._packets = [Path(p) for p in marked], [Path(p) for p in packets]
+        self._last: tuple[float, float] | None = None
+
+    def read(self) -> float | None:
+        """Since the last packet that was counted; unknown before, and after a reset."""
+        now = sum(map(number, self._marked)), sum(map(number, self._packets))
+        last = self._last
+        if last is not None and now[0] >= last[0] and now[1] == last[1]:
+            return None  # without packets nothing could be marked
+        self._last = now
+        if last is None or now[0] < last[0] or now[1] < last[1]:
+            return None
+        return min(1.0, (now[0] - last[0]) / (now[1] - last[1]))
+
+
 class Sources:
     """The sources of one end of a link, read no more often than their interval.
 
     Args:
-        occupancy, error_rate, margin: Sources, None where there is none.
+        occupancy, error_rate, margin, marks: Sources, None where there is none.
         interval_ns: Least time between two readings.
         clock: CLOCK_MONOTONIC in ns.
 
@@ -113,12 +141,13 @@ class Sources:
         occupancy: Source | None = None,
         error_rate: Source | None = None,
         margin: Source | None = None,
+        marks: Source | None = None,
         *,
         interval_ns: int = 1_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.failed = 0
-        self._sources = (occupancy, error_rate, margin)
+        self._sources = (occupancy, error_rate, margin, marks)
         self._interval_ns = interval_ns
         self._clock = clock
         self._read_ns: int | None = None
@@ -126,7 +155,7 @@ class Sources:
 
     def signal(self) -> Signal:
         """The values of the last reading, which is now where that is long ago."""
-        if self._sources == (None, None, None):
+        if self._sources == (None, None, None, None):
             return UNKNOWN
         now_ns = self._clock()
         if self._read_ns is None or now_ns - self._read_ns >= self._interval_ns:
@@ -163,23 +192,27 @@ def make_sources(said: Mapping[str, Any], interval_ns: int) -> Sources:
         said: ``occupancy`` is one of ``{"tc": device, "limit": n}`` (n in the queue's own unit,
             where the kernel does not tell it), ``{"file": path, "limit": n}`` and ``{"wait": path,
             "tick_ns": t}``; ``errors`` is ``{"errors": [paths], "packets": [paths]}``; ``margin``
-            is ``{"file": path, "unit": u}``.
+            is ``{"file": path, "unit": u}``; ``marks`` is ``{"marked": [paths], "packets":
+            [paths]}``.
         interval_ns: Least time between two readings.
 
     Raises:
         SourceError: Anything else.
     """
-    _only(said, "sources", "occupancy", "errors", "margin")
-    errors, margin = said.get("errors"), said.get("margin")
+    _only(said, "sources", "occupancy", "errors", "margin", "marks")
+    errors, margin, marks = said.get("errors"), said.get("margin"), said.get("marks")
     if errors is not None:
         _only(errors, "errors", "errors", "packets")
     if margin is not None:
         _only(margin, "margin", "file", "unit")
+    if marks is not None:
+        _only(marks, "marks", "marked", "packets")
     try:
         return Sources(
             _occupancy(said.get("occupancy")),
             None if errors is None else ErrorRate(errors["errors"], errors["packets"]),
             None if margin is None else Gauge(margin["file"], float(margin.get("unit", 1.0))),
+            None if marks is None else MarkShare(marks["marked"], marks["packets"]),
             interval_ns=interval_ns,
         )
     except KeyError as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .delay import Delay
-from .packet import UNKNOWN, Drop, Packet, Signal
+from .packet import CONGESTED, NOT_ECN, UNKNOWN, Drop, Packet, Signal
 from .readings import HISTORY, Reading
 
 _HISTORY_MASK = (1 << HISTORY) - 1
 _JITTER_SHARE = 16  # RFC 3550, 6.4.1
+MARKS_KEPT = 16  # answers of which the marks count; DCTCP's estimate has that weight (RFC 8257)
 MOST_LOST = 1024  # of which a late answer is still told from a replayed one
 
 
@@ -47,6 +49,7 @@ class Tally:
         self._rtt_ns: int | None = None
         self._jitter_ns: float | None = None
         self._signal = UNKNOWN
+        self._marked: deque[bool] = deque(maxlen=MARKS_KEPT)
 
     def sent(self, sequence: int, stamp_ns: int, now_ns: int) -> None:
         """A probe leaves.
@@ -93,6 +96,10 @@ class Tally:
         if self._delay is not None:
             waited = UNKNOWN._replace(occupancy=self._delay.occupancy(rtt_ns, now_ns))
             self._signal = worse(self._signal, waited)
+        if answer.ecn != NOT_ECN:
+            self._marked.append(answer.ecn == CONGESTED)
+            share = sum(self._marked) / len(self._marked)
+            self._signal = worse(self._signal, UNKNOWN._replace(marks=share))
         self._finish(0, now_ns)
         return Outcome(answer.stamp_ns, rtt_ns, self._signal)
 
@@ -123,10 +130,13 @@ class Tally:
             self._answered_ns,
             self._rtt_ns,
             self._jitter_ns,
-            *self._signal,
+            self._signal.occupancy,
+            self._signal.error_rate,
+            self._signal.margin,
             self._sent,
             self._lost_count,
             self._late,
+            self._signal.marks,
         )
 
     def _lose(self, stamp_ns: int, now_ns: int) -> Outcome:
@@ -146,6 +156,7 @@ def worse(one: Signal, other: Signal) -> Signal:
         _known(max, one.occupancy, other.occupancy),
         _known(max, one.error_rate, other.error_rate),
         _known(min, one.margin, other.margin),
+        _known(max, one.marks, other.marks),
     )
 
 

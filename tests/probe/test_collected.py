@@ -44,7 +44,9 @@ def test_lines_come_back_as_rows(tmp_path: Path, signal: Signal, rtt_ns: int) ->
     for row in read.rows:
         assert (row["src"], row["dst"], row["path"], row["link"]) == ("h0", "h1", 3, "0x1/1")
         assert dict(row["extra"]) == {"name": 'h0>l"0'}
-    for column, value in zip(("occupancy", "error_rate", "signal_margin"), signal, strict=True):
+    for column, value in zip(
+        ("occupancy", "error_rate", "signal_margin"), signal[:3], strict=True
+    ):
         assert lost[column] is None and (answered[column] is None) == (value is None)
         assert value is None or math.isclose(answered[column], value, rel_tol=1e-9)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xtune.policies import Router, preset, replace_fields
 from xtune.policies.probe.feed import REOPEN_NS, Feed
-from xtune.policies.probe.packet import UNKNOWN, Packet, Signal
+from xtune.policies.probe.packet import CONGESTED, UNKNOWN, Packet, Signal
 from xtune.policies.probe.readings import ReadingsWriter
 from xtune.policies.probe.tally import Tally
 
@@ -48,7 +48,7 @@ class Table:
         self.tallies = [Tally(10) for _ in self.names]
         self.sent = 0
 
-    def probe(self, index: int, lost: bool, signal: Signal = UNKNOWN) -> None:
+    def probe(self, index: int, lost: bool, signal: Signal = UNKNOWN, ecn: int = 0) -> None:
         """A probe that ends now."""
         tally = self.tallies[index]
         self.sent += 1
@@ -56,7 +56,7 @@ class Table:
         if lost:
             tally.expire(self.now)
         else:
-            packet = Packet(True, self.sent, index, self.sent, signal)
+            packet = Packet(True, self.sent, index, self.sent, signal, ecn)
             tally.answered(packet, UNKNOWN, self.now)
         self.writer.publish(index, tally.reading())
         self.writer.beat()
@@ -77,12 +77,13 @@ def test_the_newest_answer_brings_the_values_at_its_own_time(table: Table) -> No
     recorder = Recorder()
     feed = feed_of(table, recorder)
     table.probe(0, False, Signal(0.5, 0.5, None))
-    table.probe(0, False, Signal(0.25, 0.125, None))
+    table.probe(0, False, Signal(0.25, 0.125, None), ecn=CONGESTED)
     table.now += 5
     table.probe(0, True)
     assert feed.poll() == 3
-    nothing = {"occupancy": None, "error_rate": None, "at_ns": table.now}
-    values = {"occupancy": 0.25, "error_rate": 0.125, "at_ns": table.now - 5, "lost": False}
+    nothing = {"occupancy": None, "error_rate": None, "marks": None, "at_ns": table.now}
+    values = {"occupancy": 0.25, "error_rate": 0.125, "marks": 1.0}
+    values |= {"at_ns": table.now - 5, "lost": False}
     assert recorder.told == [
         ("x", nothing | {"lost": False}), ("x", values), ("x", nothing | {"lost": True}),
     ]  # fmt: skip

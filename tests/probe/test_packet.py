@@ -42,7 +42,8 @@ packets = st.builds(
     path=st.integers(0, 2**32 - 1),
     stamp_ns=st.integers(0, 2**64 - 1),
     signal=signals,
-)
+    ecn=st.integers(0, 3),
+).map(lambda packet: packet if packet.answer else packet._replace(ecn=0))
 
 
 def by_hand(fields: bytes, key: bytes = KEY, between: bytes = OUT) -> bytes:
@@ -67,9 +68,9 @@ def test_bytes_of_one_packet_written_out() -> None:
 def test_what_is_packed_comes_back_to_the_precision_of_its_field(packet: Packet) -> None:
     found = CODEC.unpack(CODEC.pack(packet, OUT), OUT, answer=packet.answer)
     assert isinstance(found, Packet)
-    assert found[:4] == packet[:4]
+    assert (*found[:4], found.ecn) == (*packet[:4], packet.ecn)
     for ours, theirs, step in zip(
-        found.signal, packet.signal, (1 / 65534, 1 / (2**32 - 2), 0.01), strict=True
+        found.signal[:3], packet.signal[:3], (1 / 65534, 1 / (2**32 - 2), 0.01), strict=True
     ):
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
@@ -81,6 +82,21 @@ def test_a_share_that_is_none_is_unknown_and_not_zero(bad: float) -> None:
     packet = Packet(True, 0, 0, 0, Signal(bad, bad, None))
     found = CODEC.unpack(CODEC.pack(packet, OUT), OUT, answer=True)
     assert isinstance(found, Packet) and found.signal == Signal(None, None, None)
+
+
+@pytest.mark.parametrize("ecn", range(4))
+def test_an_answer_tells_the_ecn_field_of_its_request_and_a_request_has_none(ecn: int) -> None:
+    payload = CODEC.pack(Packet(True, 1, 2, 3, ecn=ecn), OUT)
+    assert payload[3] == 1 | ecn << 1
+    found = CODEC.unpack(payload, OUT, answer=True)
+    assert isinstance(found, Packet) and found.ecn == ecn
+    request = CODEC.unpack(CODEC.pack(Packet(False, 1, 2, 3, ecn=ecn), OUT), OUT, answer=False)
+    assert (request is Drop.MISDIRECTED) == (ecn > 0)
+
+
+def test_flags_that_nobody_sets_are_refused() -> None:
+    payload = CODEC.pack(Packet(True, 1, 2, 3, ecn=4), OUT)
+    assert CODEC.unpack(payload, OUT, answer=True) is Drop.MISDIRECTED
 
 
 @pytest.mark.parametrize("bad", [-327.68, 327.68, math.nan, -math.inf])

@@ -45,12 +45,14 @@ some_readings = st.builds(
     sent=whole,
     lost=whole,
     late=whole,
+    marks=real,
 )
 
 
 def numbered(n: int) -> Reading:
     """A reading of which every field follows from one number."""
-    return Reading(n, 3 * n, n + 1, n + 2, n + 3, n + 0.5, n / 2, None, -n, n + 4, n + 5, n + 6)
+    ends = (n + 1, n + 2, n + 3)
+    return Reading(n, 3 * n, *ends, n + 0.5, n / 2, None, -n, n + 4, n + 5, n + 6, n / 3)
 
 
 def write_for_ever(path: str, with_crc: bool) -> None:
@@ -244,7 +246,7 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path) -> None:
     cases = {
         b"": "no table",
         b"x" * 4096: "no table",
-        good[:8] + struct.pack("=I", 2) + good[12:]: "version 2",
+        good[:8] + struct.pack("=I", 3) + good[12:]: "version 3",
         good[:name_at] + b"b>a" + good[name_at + 3 :]: "damaged",
         good[:-128]: "damaged",
     }

@@ -11,6 +11,7 @@ from xtune.policies.probe.packet import UNKNOWN, Signal
 from xtune.policies.probe.sources import (
     ErrorRate,
     Gauge,
+    MarkShare,
     SourceError,
     Sources,
     Waited,
@@ -68,6 +69,20 @@ def test_errors_are_counted_against_all_packets(files: Files) -> None:
     assert found == [None, 3 / 300, None, 1.0, 0.0, None]
 
 
+def test_marks_are_counted_among_the_packets(files: Files) -> None:
+    source = MarkShare([files["np"], files["rp"]], [files["packets"]])
+    found = []
+    # 5 of 100; no packet, so unknown; 10 + 10 of 200, the 10 told without a packet among them;
+    # more than there can be; a reset; after it
+    for np, rp, packets in (
+        (7, 0, 1000), (12, 0, 1100), (22, 0, 1100), (22, 10, 1300), (99, 10, 1310),
+        (0, 0, 5), (1, 0, 9),
+    ):  # fmt: skip
+        files["np"], files["rp"], files["packets"] = np, rp, packets
+        found.append(source.read())
+    assert found == [None, 0.05, None, 0.1, 1.0, None, 0.25]
+
+
 def test_a_source_that_fails_is_unknown_and_counted(files: Files) -> None:
     files["empty"] = ""
     files["words"] = "No such device"
@@ -96,8 +111,13 @@ def test_a_configuration_makes_them(files: Files) -> None:
     said = {
         "occupancy": {"file": str(files["depth"]), "limit": 64},
         "margin": {"file": str(files["margin"]), "unit": 100},
+        "marks": {"marked": [str(files["cnps"])], "packets": [str(files["packets"])]},
     }
-    assert make_sources(said, 0).signal() == Signal(0.5, None, 2.5)
+    files["cnps"], files["packets"] = 0, 0
+    sources = make_sources(said, 0)
+    assert sources.signal() == Signal(0.5, None, 2.5)
+    files["cnps"], files["packets"] = 1, 64
+    assert sources.signal() == Signal(0.5, None, 2.5, 1 / 64)
     assert make_sources({}, 0).signal() == UNKNOWN
 
 
@@ -110,6 +130,8 @@ def test_a_configuration_makes_them(files: Files) -> None:
         ({"occupancy": {"tc": "x", "unit": 1}}, "unit"),
         ({"errors": {"errors": ["x"]}}, "packets"),
         ({"margin": 3}, "margin"),
+        ({"marks": {"marked": ["x"]}}, "packets"),
+        ({"marks": {"cnps": ["x"]}}, "cnps"),
     ],
 )
 def test_a_wrong_configuration_is_named(said: dict[str, Any], why: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtune.policies.probe.delay import WINDOW_NS, Delay
-from xtune.policies.probe.packet import UNKNOWN, Drop, Packet, Signal
+from xtune.policies.probe.packet import CONGESTED, ECN_CAPABLE, UNKNOWN, Drop, Packet, Signal
 from xtune.policies.probe.tally import Outcome, Tally, worse
 
 OWN = Signal(0.2, None, 3.0)
@@ -126,3 +126,19 @@ def test_the_least_round_trip_is_kept_for_one_to_two_windows(
         # A window begins with the first trip after the last one's end: up to a pause later.
         perhaps = min(rtt for at, rtt in seen if now_ns - at < 2 * WINDOW_NS + 2 * WINDOW_NS // 3)
         assert perhaps - 0.5 < base_ns < surely + 0.5
+
+
+def test_marks_are_a_share_of_the_last_sixteen_answers_that_could_be_marked() -> None:
+    tally = Tally(1000)
+    found = []
+    fields = [0, ECN_CAPABLE, CONGESTED, 0] + [ECN_CAPABLE] * 14 + [CONGESTED, ECN_CAPABLE]
+    for i, ecn in enumerate(fields):
+        tally.sent(i, i, 100 * i)
+        tally.answered(answer(i, i)._replace(ecn=ecn), UNKNOWN, 100 * i + 10)
+        found.append(tally.reading().marks)
+    # Unknown before the first, and where the field was cleared on the way.
+    seen = [None, 0.0, 1 / 2, None, *(1 / n for n in range(3, 17)), 2 / 16, 1 / 16]
+    assert found == seen
+    tally.sent(99, 99, 9000)
+    tally.answered(answer(99, 99)._replace(ecn=ECN_CAPABLE), Signal(marks=0.2), 9001)
+    assert tally.reading().marks == 0.2  # this end's counters tell of more
