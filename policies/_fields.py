@@ -181,3 +181,20 @@ def show(value: object) -> str:
     else:
         text = str(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_below(record: object, section: str, lower: str, upper: str) -> None:
+    """Check that one parameter is below another.
+
+    Args:
+        record: The dataclass instance.
+        section: Name of the section, for messages.
+        lower: Name of the smaller one.
+        upper: Name of the larger one.
+
+    Raises:
+        PolicyError: It is not.
+    """
+    low, high = getattr(record, lower), getattr(record, upper)
+    if low >= high:
+        raise PolicyError(f"{section}.{lower}: {low} is not below {section}.{upper} {high}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ._fields import PolicyError
 from .spec import Compression, Policy, Routing, Rung
@@ -81,6 +82,15 @@ def power_of_two() -> Policy:
     )
 
 
+def flowlet() -> Policy:
+    """A new path only after a gap, then the least loaded one; uncompressed gradients."""
+    return Policy(
+        name="flowlet",
+        routing=Routing(mode="flowlet"),
+        compression=Compression(mode="off", rung_by_level=(0, 0, 0, 0)),
+    )
+
+
 PRESETS: dict[str, Callable[[], Policy]] = {
     made.__name__: made
     for made in (
@@ -92,6 +102,7 @@ PRESETS: dict[str, Callable[[], Policy]] = {
         compression_only,
         oblivious_spray,
         power_of_two,
+        flowlet,
     )
 }
 
@@ -111,3 +122,39 @@ def preset(name: str) -> Policy:
     if name not in PRESETS:
         raise PolicyError(f"name: {name!r} is not one of {', '.join(PRESETS)}")
     return PRESETS[name]()
+
+
+def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) -> Policy:
+    """A policy's routing with times that suit the probes of a real network.
+
+    The presets' times are the founding document's and suit a simulator, where a link has a reading
+    each 10 us. Here a warning comes one and a half probes ahead, a flow stays for ten probes after
+    a move and saves up no more moves than that, and a reading holds for twenty.
+
+    Args:
+        policy: The policy.
+        interval_ns: Time between two probes of a path, 1 us to 0.5 s.
+        whole_flows: The actuator moves a flow as a whole, as a route does. Then a flow has one
+            pair, moves to the coldest path, and leaves it only where that one is warned: back on
+            the primary it would fill the very queue that it had left.
+
+    Returns:
+        The same policy with other routing parameters.
+
+    Raises:
+        PolicyError: An interval out of range.
+    """
+    if not 1_000 <= interval_ns <= 500_000_000:
+        raise PolicyError(f"interval_ns: {interval_ns} is not within 1000 and 500000000")
+    hold_ns = 10 * interval_ns
+    routing = replace(
+        policy.routing,
+        probe_interval_ns=interval_ns,
+        stale_ns=20 * interval_ns,
+        hold_ns=hold_ns,
+        horizon_ns=interval_ns * 3 // 2,
+        moves_per_ms=1e6 / hold_ns,
+    )
+    if whole_flows:
+        routing = replace(routing, pairs=1, order="coldest", exit_occupancy=0.0)
+    return replace(policy, routing=routing)

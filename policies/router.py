@@ -3,7 +3,8 @@
 A unit belongs to one (primary, alternative) pair of its flow and makes a binary choice in it
 (founding document R3, R5): hysteresis, a hold, a move budget; alternatives edge first; blacklisted
 paths avoided, and the primary taken where all are blacklisted (N4), so that there is always a
-path. Static tables, oblivious spray and power of two choices are baselines of the same interface.
+path. Static tables, oblivious spray, power of two choices and flowlets are baselines of the same
+interface.
 
 Decide at enqueue, in the thread that sends: a timer thread beside a busy Python thread wakes
 milliseconds late.
@@ -15,67 +16,22 @@ import contextlib
 import math
 import random
 import time
-import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, hash31, level_update
+from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, level_update
 from .bus import Bus
 from .decisions import DecisionLog
+from .flow_state import Flow as Flow
+from .flow_state import FlowState, Pair, PathSet, turned
 from .links import DEAD, FULL, LinkTable
 from .schedule import BurstSchedule
 from .spec import Policy
 
-Flow: TypeAlias = tuple[str, str, Hashable]
-
-MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
 MOST_FLOWS = 65_536  # of which the state is kept; the oldest goes first
 MOST_PENDING = 10_000  # moves waiting to be logged
 PUBLISH_NS = 1_000_000  # the bus hears from the router at most so often
 LEVEL_EXIT = 0.9  # a congestion level is left below this share of its threshold
-
-
-class _PathSet:
-    """The paths between two ends, as link indices.
-
-    Links that all paths share (a host's own) are no ground to choose by: kept apart.
-    """
-
-    __slots__ = ("common", "equal", "links", "longer", "number", "total", "units")
-
-    def __init__(self, number: int, links: list[tuple[int, ...]]) -> None:
-        self.number = number
-        shared = set(links[0]).intersection(*links[1:])
-        self.common = tuple(link for link in links[0] if link in shared)
-        self.links = [tuple(link for link in path if link not in shared) for path in links]
-        self.equal = [i for i, path in enumerate(links) if len(path) <= len(links[0])]
-        self.longer = [i for i, path in enumerate(links) if len(path) > len(links[0])]
-        self.total = 0.0  # forecast occupancy of the paths that units took, since the last publish
-        self.units = 0
-
-
-class _Pair:
-    """A flow's state on one (primary, alternative) pair."""
-
-    __slots__ = ("alternative", "budget", "budget_ns", "candidates", "moved_ns", "primary")
-
-    def __init__(self, primary: int, candidates: list[int], now_ns: int) -> None:
-        self.primary = primary
-        self.candidates = candidates
-        self.alternative = -1  # the path in use instead of the primary, -1: none
-        self.moved_ns: int | None = None
-        self.budget = MOVE_BURST
-        self.budget_ns = now_ns
-
-
-class _Flow:
-    __slots__ = ("hash", "pairs", "paths", "units")
-
-    def __init__(self, paths: _PathSet, key: int, pairs: list[_Pair]) -> None:
-        self.paths = paths
-        self.hash = key
-        self.pairs = pairs
-        self.units = 0
 
 
 class Router:
@@ -131,17 +87,18 @@ class Router:
         self._worth = self.links.worth
         self._seen_ns = self.links.seen_ns
         self._sets = {
-            ends: _PathSet(number, [tuple(self.links.index[x] for x in path) for path in sets])
+            ends: PathSet(number, [tuple(self.links.index[x] for x in path) for path in sets])
             for number, (ends, sets) in enumerate(paths.items())
         }
         self._gbps = self._least_rate(link_gbps)
-        self._flows: dict[Flow, _Flow] = {}
+        self._flows: dict[Flow, FlowState] = {}
         self._strays: dict[Flow, int] = {}  # units of the flows between ends without a path set
         self._choose = {
             "static": self._static,
             "binary": self._binary,
             "spray": self._spray,
             "power_of_two": self._power_of_two,
+            "flowlet": self._flowlet,
         }[routing.mode]
         enter, leave = routing.enter_occupancy, routing.exit_occupancy
         self._level_enter = (leave, enter, (1.0 + enter) / 2)
@@ -270,16 +227,8 @@ class Router:
             available_gbps=None if self._gbps is None else share * self._gbps,
         )
 
-    def _open(self, flow: Flow, paths: _PathSet, now_ns: int) -> _Flow:
-        key = hash31(_number(flow[2]), paths.number)
-        pairs = []
-        for primary in paths.equal[: self._routing.pairs]:
-            # Detours first ("edge first"), then the other shortest paths; each flow starts at
-            # another one, so that flows that leave one hot link do not meet on the next.
-            detours = sorted(_turned(paths.longer, key), key=lambda i: -len(paths.links[i]))
-            others = _turned([i for i in paths.equal if i != primary], key)
-            pairs.append(_Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns))
-        state = _Flow(paths, key, pairs)
+    def _open(self, flow: Flow, paths: PathSet, now_ns: int) -> FlowState:
+        state = FlowState(flow[2], paths, self._routing, now_ns)
         _make_room(self._flows)
         self._flows[flow] = state
         return state
@@ -294,7 +243,7 @@ class Router:
         self._strays[flow] = unit + 1
         return unit
 
-    def _binary(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+    def _binary(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         routing, paths = self._routing, state.paths
         pair = state.pairs[(state.hash + unit) % len(state.pairs)]
         # What routing is asked to keep free counts as occupied.
@@ -341,7 +290,7 @@ class Router:
         self._took(paths, other if use else primary)
         return pair.alternative if use else pair.primary
 
-    def _without_primary(self, flow: Flow, state: _Flow, pair: _Pair, now_ns: int) -> int:
+    def _without_primary(self, flow: Flow, state: FlowState, pair: Pair, now_ns: int) -> int:
         """The best path while the primary is blacklisted; the primary where all are."""
         links = state.paths.links
         if pair.alternative >= 0:
@@ -357,7 +306,7 @@ class Router:
         self._took(state.paths, least)
         return best
 
-    def _cold(self, state: _Flow, pair: _Pair, cold: float, now_ns: int) -> tuple[int, float]:
+    def _cold(self, state: FlowState, pair: Pair, cold: float, now_ns: int) -> tuple[int, float]:
         """The alternative to move to: the first cold one, or the coldest; -1 if none is cold."""
         coldest = self._routing.order == "coldest"
         worths, seen, oldest = self._worth, self._seen_ns, now_ns - self._routing.stale_ns
@@ -376,7 +325,7 @@ class Router:
                     break
         return found, least if found >= 0 else NAN
 
-    def _best(self, paths: _PathSet, now_ns: int) -> tuple[int, float]:
+    def _best(self, paths: PathSet, now_ns: int) -> tuple[int, float]:
         """The usable path with the least occupancy, unknown ones last; -1 if none is usable."""
         found, least = -1, math.inf
         for index, links in enumerate(paths.links):
@@ -405,11 +354,11 @@ class Router:
                 worst = worth
         return (worst if worst >= 0.0 else NAN), known
 
-    def _static(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+    def _static(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         """As a static table does: by a hash of the flow, whatever happens."""
         return self._taken(state, state.pairs[state.hash % len(state.pairs)].primary, now_ns)
 
-    def _spray(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+    def _spray(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         """Over all shortest paths in turn, whatever their load; blacklisted ones left out."""
         equal = state.paths.equal
         for turn in range(len(equal)):
@@ -418,7 +367,7 @@ class Router:
                 return self._taken(state, index, now_ns)
         return max(0, self._best(state.paths, now_ns)[0])
 
-    def _power_of_two(self, flow: Flow, state: _Flow, unit: int, now_ns: int) -> int:
+    def _power_of_two(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         """The emptier of two random shortest paths (Mitzenmacher, 2001)."""
         equal = state.paths.equal
         count = len(equal)
@@ -431,11 +380,34 @@ class Router:
             return max(0, self._best(state.paths, now_ns)[0])
         return self._taken(state, two if second < first or first == DEAD else one, now_ns)
 
-    def _taken(self, state: _Flow, index: int, now_ns: int) -> int:
+    def _flowlet(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
+        """After a gap the least loaded known path, as CONGA takes it; LetFlow would draw one.
+
+        The gap is between the enqueueing of two units. Where none is known to be less loaded
+        than the path in use, that one is kept (Alizadeh et al. 2014, Vanini et al. 2017).
+        """
+        pair, paths = state.pairs[0], state.paths
+        gap_ns, state.asked_ns = now_ns - state.asked_ns, now_ns
+        now_on = best = pair.path
+        least, known = self._worst(paths.links[now_on], now_ns)
+        if least == DEAD:
+            usable = self._best(paths, now_ns)[0]
+            best = now_on if usable < 0 else usable
+        elif known and (unit == 0 or not 0 <= gap_ns < self._routing.flowlet_gap_ns):
+            for index in turned(paths.equal, state.hash):
+                worth, known = self._worst(paths.links[index], now_ns)
+                if known and worth < least:
+                    best, least = index, worth
+        if best != now_on:
+            why = "path blacklisted" if least == DEAD else "less loaded"
+            self._move(flow, pair, -1 if best == pair.primary else best, now_ns, why)
+        return self._taken(state, best, now_ns)
+
+    def _taken(self, state: FlowState, index: int, now_ns: int) -> int:
         self._took(state.paths, self._worst(state.paths.links[index], now_ns)[0])
         return index
 
-    def _took(self, paths: _PathSet, worth: float) -> None:
+    def _took(self, paths: PathSet, worth: float) -> None:
         """Note how full the path of one unit is, links that all paths share included."""
         for link in paths.common:
             shared = self._worth[link]
@@ -446,14 +418,14 @@ class Router:
             paths.total += FULL if worth > FULL else worth
             paths.units += 1
 
-    def _refill(self, pair: _Pair, now_ns: int) -> float:
+    def _refill(self, pair: Pair, now_ns: int) -> float:
         dt_ns = max(0, now_ns - pair.budget_ns)
         pair.budget = budget_refill(pair.budget, dt_ns, self._routing.moves_per_ms, MOVE_BURST)
         pair.budget_ns = now_ns
         return pair.budget
 
-    def _move(self, flow: Flow, pair: _Pair, to: int, now_ns: int, reason: str) -> None:
-        before = pair.primary if pair.alternative < 0 else pair.alternative
+    def _move(self, flow: Flow, pair: Pair, to: int, now_ns: int, reason: str) -> None:
+        before = pair.path
         pair.alternative = to
         pair.moved_ns = now_ns
         pair.budget = max(0.0, pair.budget - 1.0)
@@ -481,18 +453,3 @@ def _make_room(flows: dict[Flow, Any]) -> None:
     if len(flows) >= MOST_FLOWS:
         with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
             del flows[next(iter(flows))]
-
-
-def _turned(items: Sequence[int], by: int) -> list[int]:
-    """The items, starting at another one."""
-    if not items:
-        return []
-    start = by % len(items)
-    return [*items[start:], *items[:start]]
-
-
-def _number(ident: Hashable) -> int:
-    """A flow's id as a non-negative number; text by its checksum, so that every run agrees."""
-    if isinstance(ident, int):
-        return ident & 0x7FFFFFFF
-    return zlib.crc32(repr(ident).encode()) & 0x7FFFFFFF

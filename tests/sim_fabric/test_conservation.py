@@ -12,7 +12,7 @@ from xtune.sim.fabric import Backpressure, LeafSpine
 from xtune.sim.flows import Flows, all_to_all, build_flows
 from xtune.sim.phase import PhaseResult, run_phase
 
-MODES = ("static", "binary", "spray", "power_of_two")
+MODES = ("static", "binary", "spray", "power_of_two", "flowlet")
 
 
 @st.composite

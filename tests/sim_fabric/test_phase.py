@@ -190,7 +190,7 @@ def test_the_upper_lane_does_not_feel_the_lower_one() -> None:
 def test_the_same_seed_gives_the_same_phase() -> None:
     fabric = LeafSpine.square(64)
     flows = permutation(fabric, 500_000)
-    for mode in ("static", "binary", "spray", "power_of_two"):
+    for mode in ("static", "binary", "spray", "power_of_two", "flowlet"):
         routing = Routing(mode=mode, unit_bytes=65_536)
         a, b, c = (run_phase(fabric, flows, routing=routing, seed=s) for s in (4, 4, 5))
         np.testing.assert_array_equal(a.completion_ns, b.completion_ns)

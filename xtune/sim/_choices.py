@@ -14,6 +14,7 @@ import numpy as np
 
 from xtune.policies import _core
 from xtune.sim._layout import (
+    ASKED,
     BACKGROUND,
     BINARY,
     BINS,
@@ -28,7 +29,9 @@ from xtune.sim._layout import (
     EWMA,
     EXIT,
     FIRST,
+    FLOWLET,
     FORECAST,
+    GAP,
     HELD,
     HOLD,
     HOLT,
@@ -183,6 +186,25 @@ def _emptier(cfg, rng, ends, flow_u, links, f):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
+def _flowlet(cfg, ends, flow_u, flow_i, links, paths, f):  # type: ignore[no-untyped-def]
+    """After a gap the least loaded path of a flow, as ``Router`` of the engine takes it."""
+    now, path = cfg[STEP] * cfg[DT], flow_u[f, PATH]
+    gap = now - flow_i[f, ASKED]
+    begun = flow_i[f, UNITS] > 0
+    flow_i[f, ASKED] = now
+    flow_i[f, UNITS] += 1
+    if begun and gap < cfg[GAP]:
+        return path
+    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
+    least = _path_peak(cfg, links, lane, leaf, path, to_leaf)
+    for j in range(paths.shape[1]):
+        worth = _path_peak(cfg, links, lane, leaf, paths[f, j], to_leaf)
+        if worth < least:
+            path, least = paths[f, j], worth
+    return path
+
+
+@numba.njit
 def start_unit(  # type: ignore[no-untyped-def]
     cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, f
 ):
@@ -198,6 +220,8 @@ def start_unit(  # type: ignore[no-untyped-def]
         new = np.int64(_binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f))
     elif mode == SPRAY:
         new = _random(rng, cfg[SPINES])
+    elif mode == FLOWLET:
+        new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, f))
     else:
         new = _emptier(cfg, rng, ends, flow_u, links, f)
     if new == old:

@@ -6,7 +6,7 @@ import numpy as np
 
 # What a call of ``advance`` ends with.
 DONE, LIMIT, GROW, STUCK = 0, 1, 2, 3
-STATIC, BINARY, SPRAY, POWER_OF_TWO = 0, 1, 2, 3
+STATIC, BINARY, SPRAY, POWER_OF_TWO, FLOWLET = 0, 1, 2, 3, 4
 READING, EWMA, SLOPE, HOLT = 0, 1, 2, 3
 NO_BACKPRESSURE, PFC, CREDIT = 0, 1, 2
 
@@ -15,10 +15,10 @@ NIL = np.uint32(0xFFFFFFFF)
 # cfg: int64 parameters, then the state that outlives a call.
 (
     HOSTS, LEAVES, SPINES, LANES, PORTS, DT, LIMIT_STEP, KIND, XOFF, XON, BUFFER, PACKET, MODE,
-    FORECAST, PAIRS, COLDEST, HORIZON, HOLD, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE,
+    FORECAST, PAIRS, COLDEST, HORIZON, HOLD, GAP, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE,
     STEP, FREE, FRESH, LIVE, ACTIVE, LEFT, WAITING_START, ON_WHEEL, READINGS, STAMP,
     CFG_SIZE,
-) = range(33)  # fmt: skip
+) = range(34)  # fmt: skip
 # real: float64 parameters.
 LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
 # A fragment: four uint32, so that those in flight stay in the cache. Its tag holds the spine, the
@@ -39,7 +39,8 @@ FLOW_U = 8
 # flow_i: int64 columns.
 (
     SIZE, TO_SEND, DELIVERED, UNIT_LEFT, UNITS, MOVES, HELD, PREFIX, FIRST, LAST, START, RELEASE,
-) = range(12)  # fmt: skip
+    ASKED,
+) = range(13)  # fmt: skip
 FLOW_I = 16
 # flow_f: float64 columns.
 DONE_AT, RELEASED_AT, EXTRA, FLOW_F = range(4)

@@ -21,6 +21,7 @@ MODES = {
     "binary": k.BINARY,
     "spray": k.SPRAY,
     "power_of_two": k.POWER_OF_TWO,
+    "flowlet": k.FLOWLET,
 }
 FORECASTS = {"reading": k.READING, "ewma": k.EWMA, "slope": k.SLOPE, "holt": k.HOLT}
 KINDS = {"none": k.NO_BACKPRESSURE, "pfc": k.PFC, "credit": k.CREDIT}
@@ -116,9 +117,9 @@ class State:
     def _fill_paths(self, rng: np.random.Generator, primary: NDArray[np.int64]) -> None:
         """Spines of each flow in the order in which the engine's router would try them."""
         n, spines, binary = len(self.flows), self.fabric.spines, self.routing.mode == "binary"
-        width = min(spines, _MOST_PATHS) if binary else 0
+        width = min(spines, _MOST_PATHS) if self.routing.mode in ("binary", "flowlet") else 0
         order = np.zeros((n, 0))
-        if binary:
+        if width:
             order = rng.random((n, spines))
             rows = np.arange(n)
             given = np.flatnonzero(self.flows.alternative != DRAW)
@@ -203,6 +204,7 @@ class State:
             k.COLDEST: int(routing.order == "coldest"),
             k.HORIZON: routing.horizon_ns,
             k.HOLD: routing.hold_ns,
+            k.GAP: routing.flowlet_gap_ns,
             k.UNIT: max(PACKET_BYTES, unit),
             k.PROBE_STEPS: self.probe_steps,
             k.DELAY_STEPS: self.delay_steps,

@@ -83,8 +83,8 @@ def run_phase(
         fabric: The fabric.
         flows: Foreground flows (those marked ``background`` are not waited for).
         routing: Path choice; None means static ECMP. ``unit_bytes`` is the unit of a decision
-            in modes ``binary`` and ``power_of_two``; ``spray`` decides for each packet. With two
-            ``lanes``, each flow travels in its own; with one, all share it.
+            in modes ``binary``, ``power_of_two`` and ``flowlet``; ``spray`` decides for each
+            packet. With two ``lanes``, each flow travels in its own; with one, all share it.
         background: More flows, not waited for. Background stays on its primary spine: other
             jobs do not run this engine.
         dt_ns: Step. 1000 is enough for flows of 1 MB and more, 500 for smaller ones.

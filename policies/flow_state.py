@@ -1,0 +1,108 @@
+"""What the router keeps of each flow: the paths between its ends, and where each pair stands."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+from ._core import MOVE_BURST, hash31
+from .spec import Routing
+
+Flow: TypeAlias = tuple[str, str, Hashable]
+
+MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
+
+
+class PathSet:
+    """The paths between two ends, as link indices.
+
+    Links that all paths share (a host's own) are no ground to choose by: kept apart.
+    """
+
+    __slots__ = ("common", "equal", "links", "longer", "number", "total", "units")
+
+    def __init__(self, number: int, links: list[tuple[int, ...]]) -> None:
+        self.number = number
+        shared = set(links[0]).intersection(*links[1:])
+        self.common = tuple(link for link in links[0] if link in shared)
+        self.links = [tuple(link for link in path if link not in shared) for path in links]
+        self.equal = [i for i, path in enumerate(links) if len(path) <= len(links[0])]
+        self.longer = [i for i, path in enumerate(links) if len(path) > len(links[0])]
+        self.total = 0.0  # forecast occupancy of the paths that units took, since the last publish
+        self.units = 0
+
+
+class Pair:
+    """A flow's state on one (primary, alternative) pair."""
+
+    __slots__ = ("alternative", "budget", "budget_ns", "candidates", "moved_ns", "primary")
+
+    def __init__(self, primary: int, candidates: list[int], now_ns: int) -> None:
+        self.primary = primary
+        self.candidates = candidates
+        self.alternative = -1  # the path in use instead of the primary, -1: none
+        self.moved_ns: int | None = None
+        self.budget = MOVE_BURST
+        self.budget_ns = now_ns
+
+    @property
+    def path(self) -> int:
+        """The path in use."""
+        return self.primary if self.alternative < 0 else self.alternative
+
+
+class FlowState:
+    """One flow: its pairs, and how many of its units were sent.
+
+    Args:
+        ident: The flow's id.
+        paths: The paths between its ends.
+        routing: The policy's routing parameters.
+        now_ns: Time of its first unit.
+    """
+
+    __slots__ = ("asked_ns", "hash", "pairs", "paths", "units")
+
+    def __init__(self, ident: Hashable, paths: PathSet, routing: Routing, now_ns: int) -> None:
+        self.paths = paths
+        self.hash = hash31(_number(ident), paths.number)
+        self.units = 0
+        self.asked_ns = now_ns  # time of the last unit, for flowlets
+        primaries = paths.equal[: routing.pairs]
+        if routing.mode == "flowlet":
+            primaries = [paths.equal[self.hash % len(paths.equal)]]
+        self.pairs = [self._pair(primary, now_ns) for primary in primaries]
+
+    def place(self, path: int, now_ns: int) -> None:
+        """Send all units by one pair whose primary is the given path.
+
+        Args:
+            path: Its index in the path set.
+            now_ns: When.
+        """
+        self.pairs = [self._pair(path, now_ns)]
+
+    def _pair(self, primary: int, now_ns: int) -> Pair:
+        # Detours first ("edge first"), then the other shortest paths; each flow starts at
+        # another one, so that flows that leave one hot link do not meet on the next.
+        paths, key = self.paths, self.hash
+        longer = turned([i for i in paths.longer if i != primary], key)
+        detours = sorted(longer, key=lambda i: -len(paths.links[i]))
+        others = turned([i for i in paths.equal if i != primary], key)
+        return Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns)
+
+
+def turned(items: Sequence[int], by: int) -> list[int]:
+    """The items, starting at another one."""
+    if not items:
+        return []
+    start = by % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def _number(ident: Hashable) -> int:
+    """A flow's id as a non-negative number; text by its checksum, so that every run agrees."""
+    if isinstance(ident, int):
+        return ident & 0x7FFFFFFF
+    return zlib.crc32(repr(ident).encode()) & 0x7FFFFFFF
