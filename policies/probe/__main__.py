@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -14,21 +13,7 @@ from .config import load_config
 from .packet import load_key
 from .readings import ReadingsReader
 from .reflector import Reflector
-
-
-class _Stop:
-    """Set by SIGTERM and SIGINT."""
-
-    def __init__(self) -> None:
-        self._told = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._tell)
-
-    def __call__(self) -> bool:
-        return self._told
-
-    def _tell(self, number: int, frame: object) -> None:
-        self._told = True
+from .serving import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,24 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command == "show":
             _show(chosen.readings)
         else:
-            _serve(Agent if chosen.command == "agent" else Reflector, chosen.config)
+            config = load_config(chosen.config)
+            kind = Agent if chosen.command == "agent" else Reflector
+            serve(kind(config, load_key(config.key_file)))
     except (OSError, ValueError) as error:
         print(f"probe: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _serve(kind: type[Agent] | type[Reflector], path: str) -> None:
-    """Run an agent or a reflector until a signal; its counts are printed at the end."""
-    stop = _Stop()
-    config = load_config(path)
-    server = kind(config, load_key(config.key_file))
-    try:
-        print("ready", flush=True)
-        server.run(stop)
-        print(json.dumps(server.counters()), flush=True)
-    finally:
-        server.close()
 
 
 def _show(path: str) -> None:

@@ -7,11 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from ..decider.reporter import Reporter  # noqa: TID252 - exported under another name
 from .config import Config
 from .lane import Lane
 from .log import ProbeLog
 from .packet import Codec, Drop
-from .readings import ReadingsWriter
+from .readings import Reading, ReadingsWriter
 from .sources import make_sources
 from .tally import Outcome
 
@@ -71,6 +72,14 @@ class Agent:
         except OSError:
             self._writer.close()
             raise
+        self._epoll = select.epoll()
+        try:
+            self._reporter = _reporter(config, key, clock, wall)
+        except (OSError, ValueError):
+            self._end()
+            raise
+        if self._reporter is not None:
+            self._epoll.register(self._reporter.socket, select.EPOLLIN)
         self._prefixes = [self._log.prefix(p) if self._log else "" for p in config.paths]
         self._lanes = [
             Lane(path, codec, timeout_ns, make_sources(path.sources, source_ns), clock, wall)
@@ -78,7 +87,6 @@ class Agent:
         ]
         self._timeout_ns = timeout_ns
         self._expiring: deque[tuple[int, int]] = deque()  # when and which path, in that order
-        self._epoll = select.epoll()
         self._by_file: dict[int, int] = {}
         self._started_ns = self._flushed_ns = clock()
 
@@ -100,7 +108,7 @@ class Agent:
         # What had arrived by now is drained before anything that is due by now is given up: an
         # agent that was not scheduled for a while does not take its own absence for loss.
         asked_ns = self._clock()
-        full = self._receive(max(0.0, min(BEAT_S, (self._due_ns() - asked_ns) / 1e9)))
+        full = self._receive(max(0.0, min(BEAT_S, (self._next_ns() - asked_ns) / 1e9)))
         while self._expiring and self._expiring[0][0] < asked_ns:
             index = self._expiring[0][1]
             if index in full:
@@ -109,6 +117,8 @@ class Agent:
             outcomes: list[Outcome] = []
             self._lanes[index].expire(asked_ns, outcomes)
             self._publish(index, outcomes)
+        if self._reporter is not None:
+            self._reporter.turn(self._reading)
         self._writer.beat()
         if asked_ns - self._flushed_ns >= _FLUSH_NS:
             self._flushed_ns = asked_ns
@@ -122,17 +132,32 @@ class Agent:
             total["source_failed"] += lane.sources.failed
         total["skipped"] = self._skipped
         total["log_dropped"] = 0 if self._log is None else self._log.dropped
+        if self._reporter is not None:
+            total.update({f"decider_{n}": c for n, c in self._reporter.counts.items()})
         return dict(total)
 
     def close(self) -> None:
         """End cleanly: readers see that nobody writes any more."""
         self._flush()
-        if self._log is not None:
-            self._log.close()
         for lane in self._lanes:
             lane.close()
+        if self._reporter is not None:
+            self._reporter.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._log is not None:
+            self._log.close()
         self._epoll.close()
         self._writer.close()
+
+    def _reading(self, index: int) -> Reading:
+        return self._lanes[index].reading()
+
+    def _next_ns(self) -> int:
+        """When there is something to do, but for answers."""
+        due_ns = self._due_ns()
+        return due_ns if self._reporter is None else min(due_ns, self._reporter.due_ns)
 
     def _due_ns(self) -> int:
         """When the next probe is to leave: from the start, so that delays do not add up."""
@@ -162,8 +187,12 @@ class Agent:
         # epoll itself waits for whole milliseconds only, and the next probe may be due in less.
         select.select((self._epoll,), (), (), wait_s)
         full = set()
-        for file, _ in self._epoll.poll(0, len(self._lanes)):
-            index = self._by_file[file]
+        for file, _ in self._epoll.poll(0, len(self._lanes) + 1):
+            index = self._by_file.get(file)
+            if index is None:
+                assert self._reporter is not None
+                self._reporter.receive()
+                continue
             outcomes: list[Outcome] = []
             if not self._lanes[index].drain(outcomes):
                 full.add(index)
@@ -174,6 +203,8 @@ class Agent:
         if not outcomes:
             return
         self._writer.publish(index, self._lanes[index].reading())
+        if self._reporter is not None:
+            self._reporter.changed(index)
         if self._log is not None:
             for outcome in outcomes:
                 self._log.write(self._prefixes[index], outcome)
@@ -181,5 +212,25 @@ class Agent:
     def _flush(self) -> None:
         if self._log is not None:
             self._log.flush()
-        for place, value in enumerate(self.counters().values()):
-            self._writer.count(place, value)
+        counts = self.counters()
+        for place, name in enumerate(COUNTED):
+            self._writer.count(place, counts[name])
+
+
+def _reporter(
+    config: Config, key: bytes, clock: Callable[[], int], wall: Callable[[], int]
+) -> Reporter | None:
+    """What reports to the decider, if there is one."""
+    if config.decider is None:
+        return None
+    return Reporter(
+        config.decider,
+        config.decider_local,
+        config.host,
+        [path.link or path.name for path in config.paths],
+        f"{config.readings}.weights",
+        config.report_interval_s,
+        key,
+        clock,
+        wall,
+    )

@@ -66,6 +66,9 @@ class Config:
         rate_hz: Probes a second on each path.
         timeout_s: Without an answer for so long a probe is lost.
         source_interval_s: Sources are read no more often.
+        decider: Address and port of a decider to report to; None: there is none.
+        decider_local: Own address and port towards it, out of band; port 0 is any.
+        report_interval_s: Reports are sent no more often.
         log: JSON lines that ``xtune collect`` reads as ``link_probes``; ``%h`` is the host.
         log_bytes: The file never grows past it.
         paths: What an agent probes.
@@ -78,6 +81,9 @@ class Config:
     rate_hz: float = 100.0
     timeout_s: float = 0.1
     source_interval_s: float = 0.001
+    decider: Address | None = None
+    decider_local: Address = ("0.0.0.0", 0)
+    report_interval_s: float = 0.05
     log: str | None = None
     log_bytes: int = 256_000_000
     paths: tuple[Path, ...] = ()
@@ -85,7 +91,13 @@ class Config:
 
 
 _TEXTS = ("host", "key_file", "readings", "log")
-_NUMBERS = {"rate_hz": MOST_RATE_HZ, "timeout_s": 60.0, "source_interval_s": 60.0}
+_NUMBERS = {
+    "rate_hz": MOST_RATE_HZ,
+    "timeout_s": 60.0,
+    "source_interval_s": 60.0,
+    "report_interval_s": 60.0,
+}
+_OTHERS = ("log_bytes", "decider", "decider_local", "paths", "listen")
 _PATH_FIELDS = (
     "name", "local", "remote", "dst", "path", "link", "device", "full_delay_s", "ecn", "sources"
 )  # fmt: skip
@@ -107,13 +119,16 @@ def make_config(said: Any) -> Config:
     Raises:
         ConfigError: An unknown field, a wrong value, more than one core can send.
     """
-    table(said, "configuration", (*_TEXTS, *_NUMBERS, "log_bytes", "paths", "listen"))
+    table(said, "configuration", (*_TEXTS, *_NUMBERS, *_OTHERS))
     known: dict[str, Any] = {name: text(said, name, name) for name in _TEXTS if name in said}
     for name, most in _NUMBERS.items():
         if name in said:
             known[name] = number(said[name], name, most)
     if "log_bytes" in said:
         known["log_bytes"] = int(number(said["log_bytes"], "log_bytes", 2.0**62))
+    for name in ("decider", "decider_local"):
+        if name in said:
+            known[name] = address(said[name], name, any_port=name == "decider_local")
     paths = tuple(_path(entry, i) for i, entry in enumerate(entries(said, "paths")))
     listen = tuple(_listen(entry, i) for i, entry in enumerate(entries(said, "listen")))
     config = Config(paths=paths, listen=listen, **known)

@@ -120,6 +120,10 @@ class TableWriter:
         self._words[word] = even
         self._words[_UPDATES] += 1
 
+    def version(self, index: int) -> int:
+        """0 before the entry was written."""
+        return self._words[(self._entries + index * self._entry_bytes) // 8]
+
     def count(self, place: int, value: int) -> None:
         """Publish one count.
 

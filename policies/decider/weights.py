@@ -1,0 +1,267 @@
+"""Link weights in shared memory, and from there to the router.
+
+An entry of the table is one block of links as it came, so that taking one in costs the agent a
+copy; who reads it takes it apart. Entries behind the blocks hold notes: JSON for ``show``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..probe.table import (  # noqa: TID252 - exported under another name
+    STALE_NS,
+    Form,
+    TableError,
+    TableReader,
+    TableWriter,
+)
+from .packet import MOST_BLOCKS, MOST_BODY_BYTES, Entry, split_body, unpack_body, unpack_names
+
+REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
+
+_HEAD = struct.Struct("=QQqI")  # epoch, version, when its ages were true, bytes
+_ROOM = MOST_BODY_BYTES
+FORM = Form(b"xtuneWGT", 1, "link weights", _HEAD.size + _ROOM)
+
+
+class Block(NamedTuple):
+    """A block of links.
+
+    Attributes:
+        epoch, version: Of the snapshot that brought it.
+        at_ns: When its ages were true, CLOCK_MONOTONIC.
+        body: See `packet.unpack_body`.
+    """
+
+    epoch: int
+    version: int
+    at_ns: int
+    body: bytes
+
+    def entries(self) -> list[Entry]:
+        """Its links."""
+        return unpack_body(self.body) or []
+
+
+class WeightsWriter(TableWriter):
+    """The one writer of the weights, see `TableWriter`.
+
+    Args:
+        path: The file.
+        notes: Room for so many.
+        counters: Names of counts that are published beside the weights.
+        clock: CLOCK_MONOTONIC in ns.
+
+    Raises:
+        TableError: Another writer holds the path.
+        OSError: The file cannot be made.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        notes: int,
+        counters: Sequence[str],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        names = [str(place) for place in range(MOST_BLOCKS + notes)]
+        super().__init__(FORM, path, names, counters, clock)
+
+    def publish(self, number: int, block: Block) -> None:
+        """Replace one block."""
+        self._put(number, block.epoch, block.version, block.at_ns, block.body)
+
+    def clear(self) -> None:
+        """Take all blocks away: a link may lie in another one in the next epoch."""
+        for number in range(MOST_BLOCKS):
+            if self.version(number):
+                self._put(number, 0, 0, 0, b"")
+
+    def note(self, place: int, known: Mapping[str, Any] | None) -> None:
+        """Replace one note; None: there is none any more."""
+        text = b"" if known is None else json.dumps(known).encode()
+        self._put(MOST_BLOCKS + place, 0, 0, 0, text if len(text) <= _ROOM else b"")
+
+    def _put(self, index: int, epoch: int, version: int, at_ns: int, content: bytes) -> None:
+        head = _HEAD.pack(epoch, version, at_ns, len(content))
+        self.write(index, (head + content).ljust(FORM.content_bytes, b"\0"))
+
+
+class WeightsReader(TableReader):
+    """Reads the weights, see `TableReader`.
+
+    Args:
+        path: The writer's file.
+        clock: CLOCK_MONOTONIC in ns.
+        stale_ns: Without a word of the decider for so long it counts as dead.
+
+    Raises:
+        TableError: No table of this version, or not one of this user or root.
+        OSError: There is none, or it cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        stale_ns: int = STALE_NS,
+    ) -> None:
+        super().__init__(FORM, path, clock, stale_ns=stale_ns)
+
+    def block(self, number: int) -> Block | None:
+        """A block, or None where none was written or none could be read whole."""
+        content = self.content(number)
+        if content is None:
+            return None
+        epoch, version, at_ns, length = _HEAD.unpack_from(content)
+        return Block(epoch, version, at_ns, content[_HEAD.size : _HEAD.size + length])
+
+    def blocks(self) -> list[Block]:
+        """All that there are."""
+        found = (self.block(number) for number in range(MOST_BLOCKS))
+        return [block for block in found if block is not None and block.body]
+
+    def notes(self) -> list[dict[str, Any]]:
+        """All notes."""
+        found = (self.block(place) for place in range(MOST_BLOCKS, len(self.names)))
+        return [json.loads(note.body) for note in found if note is not None and note.body]
+
+
+class Weigher(Protocol):
+    """What takes weights: `Router`."""
+
+    def weigh(self, link: str, weight: float, *, at_ns: int) -> None:
+        """Take the central verdict on a link."""
+
+
+class WeightsFeed:
+    """Hands a router the decider's verdicts; call `poll` where the readings' feed is polled.
+
+    Where the decider or the agent has died nothing is handed on: the router's verdicts grow stale
+    and it goes on with this host's own readings, or static. Once a second at most, and only while
+    stale, the file is looked for again, which are the only system calls.
+
+    Args:
+        path: The agent's ``<readings>.weights``; the file need not exist yet.
+        router: Takes the weights.
+        links: For each link of the decider the router's links that it speaks for; by default they
+            have the same names.
+        clock: CLOCK_MONOTONIC in ns, the router's clock.
+        stale_ns: Without a word of the decider for so long it counts as dead.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        router: Weigher,
+        links: Mapping[str, Sequence[str]] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        stale_ns: int = STALE_NS,
+    ) -> None:
+        self._path = path
+        self._router = router
+        self._given = links
+        self._clock = clock
+        self._stale_ns = stale_ns
+        self._reader: WeightsReader | None = None
+        self._looked_ns: int | None = None
+        self._updates = -1
+        self._versions: list[int] = []
+        self._next = 0
+        self._names: dict[int, tuple[bytes, list[Sequence[str]]]] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether a decider was heard of lately."""
+        return self._reader is not None and self._reader.alive()
+
+    def poll(self, most: int = MOST_BLOCKS) -> int:
+        """Hand on the verdicts that changed since the last call; never raises for a file's sake.
+
+        Args:
+            most: Blocks (some 40 links each) that this call may take, the rest stays for the
+                next ones: a block with new verdicts takes tens of microseconds.
+
+        Returns:
+            How many verdicts.
+        """
+        if not self.alive and not self._look():
+            return 0
+        reader = self._reader
+        assert reader is not None
+        updates = reader.updates()  # before the entries: what changes meanwhile is seen next time
+        if updates == self._updates:
+            return 0
+        count = 0
+        versions = reader.versions()
+        for number in self._changed(versions):
+            if most <= 0:
+                return count
+            most -= 1
+            self._next = number + 1
+            block = reader.block(number)
+            if block is None:
+                return count  # half written: again next time
+            self._versions[number] = versions[number]
+            count += self._hand_on(number, block)
+        self._updates = updates
+        return count
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _changed(self, versions: list[int]) -> list[int]:
+        """Blocks with news, those first that the last call did not come to."""
+        seen = self._versions
+        changed = [n for n in range(MOST_BLOCKS) if versions[n] != seen[n]]
+        return sorted(changed, key=lambda number: (number < self._next, number))
+
+    def _hand_on(self, number: int, block: Block) -> int:
+        cut = split_body(block.body)
+        if cut is None:
+            return 0
+        names, values = cut
+        known = self._names.get(number)
+        if known is None or known[0] != names:
+            known = self._names[number] = (names, [self._links(n) for n in unpack_names(names)])
+        count = 0
+        for links, (weight, age_us, _) in zip(known[1], values, strict=True):
+            if age_us is None:
+                continue
+            at_ns = block.at_ns - age_us * 1000
+            for link in links:
+                self._router.weigh(link, weight, at_ns=at_ns)
+                count += 1
+        return count
+
+    def _links(self, name: str) -> Sequence[str]:
+        return (name,) if self._given is None else self._given.get(name, ())
+
+    def _look(self) -> bool:
+        """Whether a living table is there after a look, or it is too early for one."""
+        now_ns = self._clock()
+        if self._looked_ns is not None and now_ns - self._looked_ns < REOPEN_NS:
+            return False
+        self._looked_ns = now_ns
+        if self._reader is not None:
+            if not self._reader.reopen():
+                return False
+        else:
+            try:
+                self._reader = WeightsReader(self._path, self._clock, stale_ns=self._stale_ns)
+            except (OSError, TableError):
+                return False
+        self._updates = -1
+        self._versions = [0] * len(self._reader.names)
+        self._names.clear()
+        return self._reader.alive()
