@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._fields import Parameter, PolicyError
+    from .actuators.rails import Rail
     from .bus import Bus, CompressionState, RoutingState
     from .controller import Controller
     from .decisions import DecisionLog
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .router import Router
     from .schedule import BurstSchedule
     from .spec import PARAMETERS, Policy, dumps, loads, replace_fields
+    from .steering import Steering
 
 _HOME = {
     "PARAMETERS": "spec",
@@ -44,8 +46,10 @@ _HOME = {
     "Plan": "plan",
     "Policy": "spec",
     "PolicyError": "_fields",
+    "Rail": "actuators.rails",
     "Router": "router",
     "RoutingState": "bus",
+    "Steering": "steering",
     "dumps": "spec",
     "loads": "spec",
     "make_forecaster": "forecast",
@@ -73,8 +77,10 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyError",
+    "Rail",
     "Router",
     "RoutingState",
+    "Steering",
     "dumps",
     "loads",
     "make_forecaster",

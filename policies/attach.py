@@ -21,6 +21,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from . import striping
+from .actuators.process_groups import RAIL_TIMEOUT_S
+from .actuators.rails import Rail
 from .bus import Bus
 from .compress.device import ON_CPU, ON_DEVICE, REASONS, Gradients
 from .compress.header import SCHEMA
@@ -36,6 +39,8 @@ from .models import Model, fit
 from .plan import residual_decays
 from .presets import preset
 from .spec import Policy, loads
+from .steering import Steering
+from .striping import Striping
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
@@ -63,6 +68,9 @@ class _Request:
     job: str | None
     loss_scale: Callable[[], float] | None
     link_gbps: float | None
+    rails: Sequence[Rail]
+    rail_timeout_s: float
+    steering: Steering | None
     environ: Mapping[str, str]
     clock: Callable[[], float]
 
@@ -76,6 +84,9 @@ def attach(
     scaler: Any = None,
     link_gbps: float | None = None,
     mesh: DeviceMesh | None = None,
+    rails: Sequence[Rail] = (),
+    rail_timeout_s: float = RAIL_TIMEOUT_S,
+    steering: Steering | None = None,
     environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Handle:
@@ -99,6 +110,12 @@ def attach(
             ``fully_shard`` has to be sharded over the ranks of its node, from equal weights on
             every node: its gradients are averaged over the nodes here, also while the policy is
             off.
+        rails: this rank's ends of the networks that payload goes over at a time, in the same order
+            on every rank; without any it goes where torch's collectives go. Of models in
+            ``DistributedDataParallel`` without ``mesh``, reduced in host memory.
+        rail_timeout_s: a rail that needs longer for a message is given up. The same on every rank.
+        steering: this rank's router and its readings; compression hears of congestion by the
+            router's bus, and rails get the shares that it wants.
         environ: where the ``XTUNE_`` variables come from.
         clock: seconds, monotonic.
 
@@ -114,14 +131,18 @@ def attach(
     read, problem = _read(policy, mode)
     if mode != "off":
         problem = problem or _misfit(scaler, link_gbps)
+        problem = problem or striping.misfit(rails, rail_timeout_s, steering, bus)
     request = _Request(
         mode=mode,
         policy=None if problem else read,
         problem=problem,
-        bus=Bus() if bus is None else bus,
+        bus=striping.shared_bus(bus, steering),
         job=job,
         loss_scale=None if scaler is None or problem else scaler.get_scale,
         link_gbps=link_gbps,
+        rails=() if problem else tuple(rails),
+        rail_timeout_s=rail_timeout_s,
+        steering=None if problem else steering,
         environ=environ,
         clock=clock,
     )
@@ -145,10 +166,10 @@ def _attach(
     node = None
     try:
         _agree_on_mesh(found, unfit, connections)
-        gradients, lanes = _agree_on_path(found, request, connections)
+        gradients, lanes, striped = _agree_on_path(found, request, connections)
         connections.open(lanes, gradients)
         node = connections.nodes[0]
-        engine = _start(found, request, gradients, connections)
+        engine = _start(found, request, gradients, connections, striped=striped)
     except _Off as off:
         reason = str(off)
         if reason != _OFF and _first(found):
@@ -193,17 +214,42 @@ def _agree_on_mesh(found: Model, unfit: ValueError | None, connections: Connecti
 
 def _agree_on_path(
     found: Model, request: _Request, connections: Connections
-) -> tuple[Gradients, int]:
-    """Where gradients are reduced, and by how many lanes: the same on every rank."""
-    words = connections.compare([_obstacle(found, request), _lanes(found, request)])
-    obstacles, lanes = zip(*words, strict=True)
+) -> tuple[Gradients, int, bool]:
+    """Where gradients are reduced, by how many lanes, and whether over rails: alike everywhere."""
+    words = connections.compare(
+        [_obstacle(found, request), _lanes(found, request), *_rail_word(found, request)]
+    )
+    obstacles, lanes = zip(*(word[:2] for word in words), strict=True)
     worst = max(obstacles)
     if worst in REASONS and _first(found):
         _LOG.warning("xtune: gradients are compressed in host memory: %s", REASONS[worst])
     if worst == ON_DEVICE and request.policy and isinstance(found, ReplicatedModel):
         found.keep_on_device(request.policy.compression)
-        return found.gradients, min(lanes)
-    return Gradients(), found.lanes
+        on_rails = [[count, striping.ON_DEVICE] for _, _, count, _ in words]
+        return found.gradients, min(lanes), _striped(found, request, on_rails)
+    return Gradients(), found.lanes, _striped(found, request, [word[2:] for word in words])
+
+
+def _rail_word(found: Model, request: _Request) -> list[int]:
+    """How many rails this rank has, and what stands against them; see `striping.refusal`."""
+    if request.policy is None:
+        return [striping.OFF, striping.FIT]
+    if not isinstance(found, ReplicatedModel):
+        return [len(request.rails), striping.SHARDED]
+    if found.nodes is not None:
+        return [len(request.rails), striping.MESH]
+    problem = striping.obstacle(request.rails, request.steering)
+    if problem is not None:
+        _LOG.warning("xtune: rank %d: rails: %s", dist.get_rank(found.group), problem)
+    return [len(request.rails), striping.FIT if problem is None else striping.UNFIT]
+
+
+def _striped(found: Model, request: _Request, words: Sequence[Sequence[int]]) -> bool:
+    """Whether payload goes over rails. In shadow mode it goes as without us."""
+    reason = striping.refusal(words)
+    if reason is not None and _first(found):
+        _LOG.warning("xtune: rails are not used: %s", reason)
+    return reason is None and bool(request.rails) and request.mode == "on"
 
 
 def _obstacle(found: Model, request: _Request) -> int:
@@ -223,7 +269,12 @@ def _lanes(found: Model, request: _Request) -> int:
 
 
 def _start(
-    found: Model, request: _Request, gradients: Gradients, connections: Connections
+    found: Model,
+    request: _Request,
+    gradients: Gradients,
+    connections: Connections,
+    *,
+    striped: bool,
 ) -> Engine:
     """Build the engine and put its hook in place, once all ranks have one and agree.
 
@@ -238,6 +289,8 @@ def _start(
             problem = _text(error)
     reason = _disagreement(connections.compare(_word(request, engine, problem)))
     if reason is None and engine is not None:
+        if striped:
+            engine.striping = _stripe(found, request, connections)
         try:
             found.install(engine.hook, connections.nodes[0])
         except Exception as error:  # another hook is there
@@ -254,6 +307,11 @@ def _start(
             engine.log.close()
         raise _Off(reason or _OFF)
     return engine
+
+
+def _stripe(found: Model, request: _Request, connections: Connections) -> Striping:
+    lanes, meter = connections.stripe(request.rails, request.rail_timeout_s)
+    return Striping(lanes, meter, first=_first(found), steering=request.steering)
 
 
 def _build(
@@ -308,6 +366,7 @@ def _build(
     hook = model.hook(
         exchange, running.begin(0), shadow=request.mode == "shadow", loss_scale=request.loss_scale
     )
+    hook.steering = request.steering
     return Engine(
         hook=hook,
         exchange=exchange,

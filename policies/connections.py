@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from .actuators.process_groups import StripedGroups
+from .actuators.rails import Meter, Rail
 from .compress.channel import Channel, gather_into
 from .compress.device import Gradients
 from .compress.hierarchy import Node
@@ -47,6 +50,7 @@ class Connections:
         self._wait = wait
         self._clock = clock
         self._all: list[Channel] = []
+        self._rails = ExitStack()
         self.reach(ranks, rows)
 
     def reach(self, ranks: Sequence[int], rows: Sequence[Sequence[int]] | None) -> None:
@@ -84,8 +88,39 @@ class Connections:
             for channel in self._all:  # in one order on every rank
                 channel.connect(gradients.on)
 
+    def stripe(self, rails: Sequence[Rail], timeout_s: float) -> tuple[list[StripedGroups], Meter]:
+        """Send all lanes' payload over rails from here on.
+
+        Args:
+            rails: this rank's ends, as many on every rank.
+            timeout_s: of a transfer on a rail.
+
+        Returns:
+            The groups of each lane, and what they measure by.
+
+        Raises:
+            RuntimeError: the ranks cannot tell each other which rails they reach.
+        """
+        store, meter, lanes = _c10d._get_default_store(), Meter(len(rails)), []
+        name = _new_name(sorted(self._ranks), store)
+        for number, channel in enumerate(self.channels):
+            groups = StripedGroups(
+                _c10d.PrefixStore(f"{name}/{number}", store),
+                channel.rank,
+                channel.world,
+                rails,
+                control=channel.group,
+                timeout_s=timeout_s,
+                clock=self._clock,
+                meter=meter,
+            )
+            lanes.append(self._rails.enter_context(groups))
+            channel.stripe(groups)
+        return lanes, meter
+
     def close(self, keep: Channel | None = None) -> None:
         """End all groups but those of ``keep``; nothing of it may be in use."""
+        self._rails.close()
         for channel in self._all:
             if channel is not keep:
                 channel.close()
@@ -128,16 +163,21 @@ def new_group(ranks: Sequence[int], wait: timedelta, backend: str = "gloo") -> d
         made = dist.new_group(members, wait, backend, use_local_synchronization=True)
         assert isinstance(made, dist.ProcessGroup)
         return made
-    rank, digest = dist.get_rank(), hashlib.sha256(repr(members).encode()).hexdigest()[:16]
-    count = store.add(f"xtune/{digest}/{rank}", 1)  # the store outlives this engine
-    name = f"xtune/{digest}/{count}"
-    place = members.index(rank)
+    name = _new_name(members, store)
+    place = members.index(dist.get_rank())
     group, _ = make(
         len(members), place, members, backend, store, name, timeout=wait, device_id=device
     )
     assert isinstance(group, dist.ProcessGroup)
     known[group] = {member: place for place, member in enumerate(members)}
     return group
+
+
+def _new_name(members: Sequence[int], store: Any) -> str:
+    """A name that these ranks have not used yet, the same on each of them."""
+    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
+    count = store.add(f"xtune/{digest}/{dist.get_rank()}", 1)  # the store outlives this engine
+    return f"xtune/{digest}/{count}"
 
 
 def patience(group: dist.ProcessGroup) -> timedelta:

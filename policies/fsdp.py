@@ -287,6 +287,8 @@ class ScatterHook(GradientHook):
         if whole.is_cuda:
             chunks.copy_(whole, non_blocking=True)
             torch.cuda.current_stream(whole.device).synchronize()
+        if self.steering is not None:
+            self.steering.send(whole.nbytes)
         bucket = Shards(index=index, layers=layers or (), buffer=shard, whole=chunks, **how)
         self._run(self._lanes[0], bucket, self.step, mode, self.plan.bits)
         if shard is not output:

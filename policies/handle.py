@@ -21,6 +21,7 @@ from .compress.wire import saved_share
 from .controller import Controller
 from .decisions import DecisionLog
 from .hook import GradientHook, Iteration
+from .striping import Striping
 
 _LOG = logging.getLogger("xtune")
 STATE_SCHEMA = 1
@@ -38,6 +39,7 @@ class Engine:
     log: DecisionLog
     mode: str  # on | shadow
     link_gbps: float | None
+    striping: Striping | None = None
     release: Callable[[], None] = lambda: None  # ends groups of its own, after the hook's threads
 
 
@@ -105,6 +107,8 @@ class Handle:
         step, self._step = self._step, self._step + 1
         now = self._clock()
         step_s = None if self._step_ended is None else now - self._step_ended
+        if engine.striping is not None:
+            engine.striping.settle()
         if engine.exchange.disabled is None:
             self._guard(lambda: self._observe(engine, step, done, step_s))
             if engine.controller.due(step):
@@ -119,11 +123,15 @@ class Handle:
         self._step_ended = self._clock()
 
     def metrics(self) -> dict[str, Any]:
-        """Totals since attach (or the resumed state) and the plan in force; null is unknown."""
+        """Totals since attach (or the resumed state) and the plan in force; null is unknown.
+
+        Over rails, what `Striping.metrics` tells is there too.
+        """
         total = self._totals
         wire = total.wire_bytes + self._side_bytes
         engine = self._engine
         plan = engine.controller.plan if engine is not None else None
+        striping = engine.striping if engine is not None else None
         return {
             "mode": engine.mode if engine is not None else "off",
             "off_reason": self._off_reason if engine is None else engine.exchange.disabled,
@@ -144,6 +152,7 @@ class Handle:
             "retreats": engine.controller.retreats if engine is not None else 0,
             "changes": engine.controller.changes if engine is not None else 0,
             "decisions_dropped": engine.log.dropped if engine is not None else 0,
+            **(striping.metrics() if striping is not None else {}),
         }
 
     def signal(self) -> dict[str, Any]:
@@ -331,6 +340,7 @@ class Handle:
             engine.exchange.disable("regulation failed on a rank")
             return
         self._guard(lambda: engine.controller.agree(step, combined))
+        self._plan_rails(engine, step)
         if engine.controller.useless and not self._useless_said:
             self._useless_said = True
             if engine.exchange.channel.rank == 0:
@@ -339,6 +349,14 @@ class Handle:
                     "later",
                     step + 1,
                 )
+
+    def _plan_rails(self, engine: Engine, step: int) -> None:
+        """Agree on the rails' shares; all ranks are here, and none is held up by its router."""
+        if engine.striping is not None:
+            try:
+                engine.striping.plan(step + 1, engine.log)
+            except RuntimeError as error:  # as in the regulation before it
+                engine.exchange.broken = f"the network failed: {str(error).splitlines()[0]}"
 
     def _begin(self, engine: Engine, step: int) -> None:
         before = engine.hook.plan

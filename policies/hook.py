@@ -20,6 +20,7 @@ from .compress.exchange import DENSE, Exchange
 from .compress.lanes import Lanes
 from .compress.ordered import OrderedQueue
 from .plan import Plan
+from .steering import Steering
 
 # DDP reduces its first iteration in one layout of buckets, often the whole model in one, and
 # rebuilds them for the second; the gradients of these iterations are the least like any other.
@@ -167,6 +168,9 @@ class GradientHook:
             iterations.
         in_place: the exchange reduces buckets on the accelerator that has them; else they are
             copied to the host and back.
+
+    Attributes:
+        steering: told of each message, where this rank has a router.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class GradientHook:
         self.loss = LossMail()
         self.iteration = Iteration()
         self.detached = False
+        self.steering: Steering | None = None
         self.successor: GradientHook | None = None  # once detached: DDP takes one hook for good
         self._backwards = 0  # since the last iteration ended
         exchanges = exchange.exchanges if isinstance(exchange, Lanes) else (exchange,)
@@ -210,6 +215,8 @@ class GradientHook:
     def take(self) -> Iteration:
         """What was reduced since the last call; called between iterations."""
         done, self.iteration = self.iteration, Iteration()
+        if self.steering is not None:
+            self.steering.end()
         self._backwards = 0
         self._opened = False
         self.exchange.store.end(finite=done.finite)
@@ -238,6 +245,8 @@ class GradientHook:
         index: int = bucket.index()
         lane = self._lanes[index % len(self._lanes)]
         step, mode, bits = self.step, self.mode(), self.plan.bits
+        if self.steering is not None:
+            self.steering.send(buffer.nbytes)
 
         def reduce(values: Tensor) -> None:
             self._run(lane, Bucket(index=index, layers=layers, buffer=values), step, mode, bits)
@@ -309,6 +318,8 @@ class GradientHook:
             measure=self.measure,
         )
         self.iteration.add(reduced)
+        if self.steering is not None:
+            self.steering.carried()
         self._backwards += bucket.index == 0
         if self._backwards == _MANY_BACKWARDS and self.exchange.channel.rank == 0:
             self._backwards += 1  # said once

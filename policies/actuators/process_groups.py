@@ -159,29 +159,29 @@ class StripedGroups(Actuator):
         """Row ``r`` of ``shares`` goes to rank ``r``.
 
         Args:
-            received: (world, n), filled with what the ranks sent, in rank order.
-            shares: (world, n), of the same type.
+            received: (world, n) or flat, filled with what the ranks sent, in rank order.
+            shares: (world, n) or flat, of the same type.
         """
 
         def exchange(group: Any, out: Tensor, part: Tensor) -> Any:
             return group.alltoall_base(out.view(-1), part.view(-1), [], [])
 
-        given = shares.view(torch.uint8)
-        self._carry(received, lambda a, b: given[:, a:b].contiguous(), exchange)
+        out, given = _rows(received, self._world), _rows(shares, self._world)
+        self._carry(out, lambda a, b: given[:, a:b].contiguous(), exchange)
 
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share.
 
         Args:
-            out: (world, n), in rank order.
+            out: (world, n) or flat, in rank order.
             share: (n,), of the same type.
         """
 
         def gather(group: Any, whole: Tensor, part: Tensor) -> Any:
             return group._allgather_base(whole.view(-1), part)
 
-        given = share.view(torch.uint8)
-        self._carry(out, lambda a, b: given[a:b].contiguous(), gather)
+        given = share.view(-1).view(torch.uint8)
+        self._carry(_rows(out, self._world), lambda a, b: given[a:b].contiguous(), gather)
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Everyone gets what one rank has.
@@ -197,8 +197,8 @@ class StripedGroups(Actuator):
             into.copy_(part)
             return group.broadcast([into], options)
 
-        given = message.view(1, -1).view(torch.uint8)
-        self._carry(message.view(1, -1), lambda a, b: given[:, a:b], tell)
+        given = _rows(message, 1)
+        self._carry(given, lambda a, b: given[:, a:b], tell)
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum over the ranks, each element added in rank order by the rank that owns it.
@@ -218,10 +218,9 @@ class StripedGroups(Actuator):
         buffer.copy_(received.view(-1)[: buffer.numel()])
 
     def _carry(
-        self, whole: Tensor, part_of: Callable[[int, int], Tensor], collective: _Collective
+        self, out: Tensor, part_of: Callable[[int, int], Tensor], collective: _Collective
     ) -> None:
-        """Move all columns as bytes, giving up rails that fail on the way."""
-        out = whole.view(torch.uint8)
+        """Move all columns of bytes, giving up rails that fail on the way."""
         stripes = self._cut(0, out.shape[1])
         while stripes:
             # A late rank is waited for here, so that a rail's timeout is of its transfer alone.
@@ -297,3 +296,8 @@ class StripedGroups(Actuator):
         options._devices = [ProcessGroupGloo.create_device(**device)]
         store = PrefixStore(f"xtune-rail-{number}", self._store)
         return ProcessGroupGloo(store, self._rank, self._world, options)
+
+
+def _rows(values: Tensor, count: int) -> Tensor:
+    """The bytes of a contiguous tensor in so many rows, which may be empty."""
+    return values.view(count, values.numel() // count).view(torch.uint8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,45 @@ gather_into: Callable[..., object] = getattr(
 reduce_scatter_into: Callable[..., object] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
+
+
+class Carrier(Protocol):
+    """What payload travels by; tensors of any shape, in the order of the ranks."""
+
+    def all_gather(self, out: Tensor, share: Tensor) -> None:
+        """Everyone gets everyone's share."""
+
+    def all_to_all(self, received: Tensor, shares: Tensor) -> None:
+        """Share ``r`` goes to rank ``r``."""
+
+    def broadcast(self, message: Tensor, source: int) -> None:
+        """Everyone gets what rank ``source`` has."""
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Sum over the ranks."""
+
+
+class OneGroup:
+    """Payload over one process group, as torch does it; see `Carrier`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def all_gather(self, out: Tensor, share: Tensor) -> None:
+        """See `Carrier.all_gather`."""
+        gather_into(out, share, group=self.group)
+
+    def all_to_all(self, received: Tensor, shares: Tensor) -> None:
+        """See `Carrier.all_to_all`."""
+        dist.all_to_all_single(received, shares, group=self.group)
+
+    def broadcast(self, message: Tensor, source: int) -> None:
+        """See `Carrier.broadcast`."""
+        dist.broadcast(message, group_src=source, group=self.group)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """See `Carrier.all_reduce`; sparse ones as well."""
+        dist.all_reduce(buffer, group=self.group)
 
 
 class Channel:
@@ -59,6 +98,7 @@ class Channel:
     ) -> None:
         self.group = group
         self._payload = group
+        self._carrier: Carrier = OneGroup(group)
         if payload is not None:
             self.carry_over(payload)
         self.rank = dist.get_rank(group)
@@ -72,6 +112,11 @@ class Channel:
     def carry_over(self, payload: dist.ProcessGroup) -> None:
         """Send payload over another group from here on; see ``payload``."""
         self._payload, self.lead = payload, 0
+        self._carrier = OneGroup(payload)
+
+    def stripe(self, rails: Carrier) -> None:
+        """Send payload over rails from here on, all but what is sparse; headers stay."""
+        self._carrier = rails
 
     def close(self) -> None:
         """End the groups. Nothing may be under way in them, and nothing can be sent any more.
@@ -82,7 +127,7 @@ class Channel:
         if self._payload is not self.group:
             _end(self._payload)
         _end(self.group)
-        del self._payload, self.group
+        del self._payload, self._carrier, self.group
 
     def connect(self, device: torch.device) -> None:
         """Open the connections for payload on a device now.
@@ -114,7 +159,7 @@ class Channel:
 
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share, in rank order."""
-        self._carry(share, lambda: gather_into(out, share, group=self._payload))
+        self._carry(share, lambda: self._carrier.all_gather(out, share))
         self.sent_bytes += (self.world - 1) * share.nbytes
 
     def all_gather_words(self, out: Tensor, share: Tensor, word: Header) -> list[Header]:
@@ -132,20 +177,22 @@ class Channel:
 
     def all_to_all(self, received: Tensor, shares: Tensor) -> None:
         """Share ``r`` of ``shares`` goes to rank ``r``."""
-        self._carry(shares, lambda: dist.all_to_all_single(received, shares, group=self._payload))
+        self._carry(shares, lambda: self._carrier.all_to_all(received, shares))
         self.sent_bytes += (self.world - 1) * (shares.nbytes // self.world)
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Everyone gets what rank ``source`` has; counted as each rank's share of the sending."""
-        self._carry(
-            message, lambda: dist.broadcast(message, group_src=source, group=self._payload)
-        )
+        self._carry(message, lambda: self._carrier.broadcast(message, source))
         self.sent_bytes += broadcast_bytes(message.nbytes, self.world)
 
     def all_reduce_mean(self, buffer: Tensor) -> None:
-        """What DDP does without a hook, to the bit: scaled before the sum, in its own type."""
+        """What DDP does without a hook, to the bit: scaled before the sum, in its own type.
+
+        Over rails the sum is in rank order, whatever the ring's would be.
+        """
         buffer.mul_(1.0 / self.world)
-        self._carry(buffer, lambda: dist.all_reduce(buffer, group=self._payload))
+        carrier = OneGroup(self._payload) if buffer.is_sparse else self._carrier
+        self._carry(buffer, lambda: carrier.all_reduce(buffer))
         if buffer.is_sparse:
             entries = buffer.coalesce()
             size = entries.values().nbytes + entries.indices().nbytes

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from xtune.policies.actuators.process_groups import Rail, StripedGroups
+from xtune.policies.actuators.process_groups import StripedGroups
+from xtune.policies.actuators.rails import Rail
 
 WORLD = 2
 

@@ -1,0 +1,315 @@
+"""Payload over rails: the same bits, the same counts, one line where it cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.compress import training_fsdp as fsdp
+from tests.compress.ranks import Lines, leave_alone, outlive, run
+from tests.compress.test_detach import held, more
+from tests.compress.test_rungs import SHARED
+from tests.compress.training import (
+    attached,
+    optimizer,
+    policy,
+    same_everywhere,
+    train,
+    weights,
+    wrapped,
+)
+from xtune.policies import Policy, Rail, Router, Steering
+
+RAILS = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
+CYCLES = 20
+MODES: dict[str, dict[str, Any]] = {
+    "quantise": {"rung_by_level": (3, 3, 3, 3)},
+    "off": {"rung_by_level": (0, 0, 0, 0)},
+    "shared": {"ladder": SHARED, "rung_by_level": (4, 4, 4, 4)},
+    "drop": {"mode": "drop", "rung_by_level": (1, 1, 1, 1)},
+}
+
+
+def _trained(rank: int, mode: str, rails: list[Rail], stop: int = 9) -> dict[str, Any]:
+    """A model after some iterations, and what it cost."""
+    model = wrapped()
+    handle = attached(model, policy(compression=MODES[mode]), rails=rails)
+    train(model, handle, optimizer(model), rank, 0, stop)
+    metrics = handle.metrics()
+    handle.detach()
+    return {"weights": weights(model), "metrics": metrics}
+
+
+def _in_rank_order(rank: int, stop: int = 9) -> torch.Tensor:
+    """The same model, its gradients gathered and added in rank order."""
+    model = wrapped()
+
+    def add(world: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        mine = bucket.buffer().mul(1.0 / world)
+        everyone = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(everyone, mine)
+        total = everyone[0]
+        for other in everyone[1:]:
+            total = total + other
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(total)
+        return future
+
+    add.__annotations__ = {}
+    model.register_comm_hook(dist.get_world_size(), add)
+    train(model, None, optimizer(model), rank, 0, stop)
+    return weights(model)
+
+
+def _bits(rank: int, world: int, mode: str) -> dict[str, Any]:
+    both, one = _trained(rank, mode, RAILS), _trained(rank, mode, RAILS[:1])
+    plain = _trained(rank, mode, [])
+    return {
+        "one": torch.equal(both["weights"], one["weights"]),
+        "plain": torch.equal(both["weights"], plain["weights"]),
+        "order": torch.equal(both["weights"], _in_rank_order(rank)),
+        "same": same_everywhere(both["weights"]),
+        "metrics": [each["metrics"] for each in (both, one, plain)],
+    }
+
+
+@pytest.mark.parametrize(("mode", "world"), [(mode, 2) for mode in MODES] + [("off", 3)])
+def test_bits_and_counted_bytes_do_not_depend_on_rails(mode: str, world: int) -> None:
+    for result in run(world, _bits, mode):
+        both, one, plain = result["metrics"]
+        assert result["one"] and result["same"]
+        assert result["plain"] is (world == 2)  # of more, torch's ring adds in another order
+        assert result["order"] is (mode == "off")
+        assert both["wire_bytes"] == one["wire_bytes"] == plain["wire_bytes"]
+        assert both["rails_alive"] == [True, True] and "rails_alive" not in plain
+        assert both["failed_steps"] == 0
+        # A stripe of a broadcast counts whole bytes only.
+        assert sum(both["rail_bytes"]) == pytest.approx(sum(one["rail_bytes"]), abs=32)
+        # Headers, their words and the period's numbers go elsewhere.
+        assert 0.8 * plain["wire_bytes"] < sum(both["rail_bytes"]) < 1.02 * plain["wire_bytes"]
+        assert min(both["rail_bytes"]) > 0 and sum(both["rail_shares"]) == pytest.approx(1.0)
+
+
+def _refused(rank: int, world: int, case: str) -> dict[str, Any]:
+    lines, odd = Lines(), rank == 1
+    odd_rails: dict[str, list[Any]] = {
+        "address": [*RAILS[:1], Rail(address="198.51.100.7")],
+        "interface": [*RAILS[:1], Rail(interface="xtune-none")],
+        "nameless": [*RAILS[:1], Rail()],
+        "fewer": RAILS[:1],
+        "none": [],
+        "text": ["lo", "lo"],
+    }
+    rails = odd_rails.get(case, RAILS) if odd else RAILS
+    options: dict[str, Any] = {}
+    if odd and case == "off":
+        options = {"environ": {"XTUNE_POLICY": "off"}}
+    if case == "shadow":
+        options = {"environ": {"XTUNE_POLICY": "shadow"}}
+    if case == "sharded":
+        model = fsdp.sharded()
+        handle = fsdp.attached(model, policy(compression=MODES["quantise"]), rails=rails)
+        fsdp.train(model, handle, optimizer(model), rank, 0, 3)
+        same = same_everywhere(fsdp.whole(model))
+    else:
+        model = wrapped()
+        options["mesh"] = fsdp.nodes(world) if case == "mesh" else None
+        made = policy(compression=MODES["quantise"])
+        handle = attached(model, made, rails=rails, **options)
+        train(model, handle, optimizer(model), rank, 0, 4)
+        same = same_everywhere(weights(model))
+    metrics = handle.metrics()
+    handle.detach()
+    return {"lines": lines.take(), "metrics": metrics, "same": same}
+
+
+@pytest.mark.parametrize(
+    ("case", "said", "own"),
+    [
+        ("address", "rank 1 cannot", "no address 198.51.100.7"),
+        ("interface", "rank 1 cannot", "no interface xtune-none"),
+        ("nameless", "rank 1 cannot", "a rail names neither an interface nor an address"),
+        ("fewer", "the ranks differ in how many they have", None),
+        ("none", "the ranks differ in how many they have", None),
+        ("sharded", "the model is sharded", None),
+        ("mesh", "gradients are summed inside a node first", None),
+        ("shadow", None, None),
+    ],
+)
+def test_without_rails_compression_goes_on_and_one_line_says_why(
+    case: str, said: str | None, own: str | None
+) -> None:
+    for rank, result in enumerate(run(4 if case == "mesh" else 2, _refused, case)):
+        assert result["metrics"]["mode"] == ("shadow" if case == "shadow" else "on")
+        assert "rails_alive" not in result["metrics"] and result["same"]
+        expected = [f"xtune: rails are not used: {said}"] if said and rank == 0 else []
+        expected += [f"xtune: rank 1: rails: {own}"] if own and rank == 1 else []
+        assert result["lines"] == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("text", "rank 1 cannot start"), ("off", "rank 1 and rank 0 differ in mode (XTUNE_POLICY)")],
+)
+def test_where_the_policy_is_off_nothing_is_said_of_rails(case: str, reason: str) -> None:
+    for rank, result in enumerate(run(2, _refused, case)):
+        assert result["metrics"]["mode"] == "off" and result["same"]
+        about = [line for line in result["lines"] if "rails" in line]
+        text = ["xtune: rank 1 cannot start: rails: str is no Rail"]
+        assert about == (text if case == "text" and rank == 1 else [])
+        assert rank or result["lines"] == [f"xtune: off on every rank: {reason}"]
+
+
+def _cycles(rank: int, world: int) -> dict[str, Any]:
+    train(wrapped(), None, optimizer(wrapped()), rank, 0, 1)
+    before, took, models = held(), [], []
+    for cycle in range(CYCLES):
+        model = wrapped()
+        theirs = RAILS if cycle % 4 else [*RAILS[: 2 - rank]]  # which rank 1 has not enough of
+        handle = attached(model, policy(period=1), rails=theirs)
+        train(model, handle, optimizer(model), rank, 0, 3)
+        took.append(handle.metrics().get("rails_alive"))
+        handle.detach()
+        models.append(model)
+    return {"took": took, "more": more(before)}
+
+
+def test_cycles_of_attaching_give_all_of_the_rails_back() -> None:
+    for result in run(2, _cycles):
+        assert result["took"] == [None, [True, True], [True, True], [True, True]] * (CYCLES // 4)
+        assert result["more"] == (False, False)
+
+
+def _survivor(rank: int, world: int) -> None:
+    model = wrapped()
+    before = held()
+    handle, steps = attached(model, rails=RAILS), optimizer(model)
+    train(model, handle, steps, rank, 0, 4)
+    leave_alone(rank, lambda: train(model, handle, steps, rank, 4, 8))
+    handle.detach()
+    assert more(before) == (False, False)
+
+
+def test_a_rank_that_outlives_another_gives_its_rails_back() -> None:
+    outlive(3, _survivor)
+
+
+FLOW = ("here", "there", 0)
+
+
+def _router(now: list[int], paths: int = 2) -> Router:
+    made = Policy(name="routed")
+    rails = [[f"rail{number}"] for number in range(paths)]
+    return Router({FLOW[:2]: rails}, made, clock=lambda: now[0])
+
+
+class Feed:
+    """Tells the router what the test says of each rail, as a probe's feed does."""
+
+    def __init__(self, router: Router, now: list[int]) -> None:
+        self.alive = True
+        self.occupancy: list[float | None] = [0.0, 0.0]  # None: its probe was lost
+        self._router, self._now = router, now
+
+    def poll(self) -> int:
+        """Three outcomes of each rail, 100 us apart."""
+        for _ in range(3):
+            self._now[0] += 100_000
+            for rail, occupancy in enumerate(self.occupancy):
+                self._router.observe(f"rail{rail}", occupancy=occupancy, lost=occupancy is None)
+        return 6
+
+
+def _steered(rank: int, world: int) -> dict[str, Any]:
+    now, lines = [10**9], Lines()
+    router = _router(now)
+    feed = Feed(router, now)
+    steering = Steering(router, [FLOW], feeds=[feed], clock=lambda: now[0])
+    model = wrapped()
+    made = policy(period=2, compression=MODES["quantise"])
+    handle, steps, out = (
+        attached(model, made, rails=RAILS, steering=steering),
+        optimizer(model),
+        [],
+    )
+    step = 0
+    for case in ("clear", "warm", "clear", "lost", "apart", "clear", "dead agent"):
+        bad = 1 if case != "apart" else rank
+        level = {"warm": 0.9, "lost": None, "apart": None}.get(case, 0.0)
+        feed.occupancy = [0.0, 0.0]
+        feed.occupancy[bad] = level
+        feed.alive = case != "dead agent"
+        train(model, handle, steps, rank, step, step + 2)  # a period: the plan is made at its end
+        planned = handle.metrics()["rail_shares"]
+        before = handle.metrics()["rail_bytes"]
+        step += 2
+        train(model, handle, steps, rank, step, step + 1)
+        sent = [a - b for a, b in zip(handle.metrics()["rail_bytes"], before, strict=True)]
+        step += 1
+        train(model, handle, steps, rank, step, step + 1)
+        step += 1
+        out.append((case, planned, sent))
+    out_metrics = handle.metrics()
+    handle.detach()
+    return {
+        "out": out,
+        "lines": lines.take(),
+        "refused": out_metrics["rail_plans_refused"],
+        "shared_bus": handle.bus is router.bus,
+        "heard": router.bus.routing.version,
+        "same": same_everywhere(weights(model)),
+    }
+
+
+def test_the_routers_choices_become_the_plan_of_all_ranks() -> None:
+    results = run(2, _steered)
+    for rank, result in enumerate(results):
+        planned = {case: shares for case, shares, _ in result["out"]}
+        assert planned["warm"][1] == 0.0 and planned["lost"][1] == 0.0
+        assert min(planned["clear"]) > 0.0
+        # Rank 0 lost its rail 0, rank 1 its rail 1: the plan before holds.
+        assert planned["apart"] == planned["lost"] and result["refused"] >= 1
+        assert min(planned["dead agent"]) > 0.0  # as measured alone
+        for case, shares, sent in result["out"]:
+            assert (sent[1] == 0) == (shares[1] == 0.0), case
+            assert sent[1] / sum(sent) == pytest.approx(shares[1], abs=0.02)
+        said = "xtune: the ranks' routers leave no rail in common; shares stay"
+        assert result["lines"] == ([said] if rank == 0 else [])
+        assert result["shared_bus"] and result["heard"] > 0 and result["same"]
+    assert [out[:2] for out in results[0]["out"]] == [out[:2] for out in results[1]["out"]]
+
+
+def _unfit_router(rank: int, world: int) -> dict[str, Any]:
+    now, lines = [10**9], Lines()
+    out: dict[str, Any] = {}
+    for paths in (3, 2):
+        router = _router(now, paths)
+        steering = Steering(router, [FLOW], clock=lambda: now[0])
+        model = wrapped()
+        handle = attached(model, policy(period=1), rails=RAILS, steering=steering)
+        if paths == 2:  # a router that fails is left alone
+            router.choose = lambda *_, **__: 1 // 0  # type: ignore[method-assign]
+        train(model, handle, optimizer(model), rank, 0, 4)
+        out[str(paths)] = (handle.metrics().get("rails_alive"), lines.take())
+        handle.detach()
+    return out
+
+
+def test_a_router_that_does_not_fit_or_fails_costs_no_step() -> None:
+    for rank, result in enumerate(run(2, _unfit_router)):
+        why = "the router has 3 paths from here to there for 2 rails"
+        said = ["xtune: rails are not used: ranks 0, 1 cannot"] if rank == 0 else []
+        assert result["3"] == (None, [f"xtune: rank {rank}: rails: {why}", *said])
+        alive, lines = result["2"]
+        assert alive == [True, True]
+        assert lines == ["xtune: the router is not asked any more: ZeroDivisionError: "
+                         "integer division or modulo by zero"]  # fmt: skip
+
+
+@pytest.mark.parametrize("flows", [[], [("here", "nowhere", 0)]])
+def test_steering_wants_flows_that_the_router_knows(flows: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"no flow|no path from here to nowhere"):
+        Steering(_router([0]), flows)
