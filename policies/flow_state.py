@@ -11,6 +11,7 @@ from .spec import Routing
 
 Flow: TypeAlias = tuple[str, str, Hashable]
 
+_SLOTS = 3  # over which flows that would leave one queue spread
 MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
 
 
@@ -36,15 +37,41 @@ class PathSet:
 class Pair:
     """A flow's state on one (primary, alternative) pair."""
 
-    __slots__ = ("alternative", "budget", "budget_ns", "candidates", "moved_ns", "primary")
+    __slots__ = (
+        "alternative", "begun_ns", "budget", "budget_ns", "candidates", "moved_ns", "moves",
+        "primary", "warned_ns",
+    )  # fmt: skip
 
     def __init__(self, primary: int, candidates: list[int], now_ns: int) -> None:
         self.primary = primary
         self.candidates = candidates
         self.alternative = -1  # the path in use instead of the primary, -1: none
         self.moved_ns: int | None = None
+        self.moves = 0
         self.budget = MOVE_BURST
-        self.budget_ns = now_ns
+        self.budget_ns = self.begun_ns = now_ns
+        self.warned_ns: int | None = None  # since when it would move and waits
+
+    def yields(self, key: int, now_ns: int, slot_ns: int, hold_ns: int) -> bool:
+        """Whether the pair lets others move first; asked while it would move itself.
+
+        Flows that meet in a queue are warned together; were all to leave at once, they would
+        meet in the next one. Who came last moves at once, since the others were there without
+        harm; the others wait for one to three slots, by a hash that each move changes, and stay
+        where the warning has passed by then.
+
+        Args:
+            key: Tells flows apart, on other hosts as well.
+            now_ns: When.
+            slot_ns: Time in which a move of one shows in the readings of another.
+            hold_ns: Who began less long before the warning came last.
+        """
+        if self.warned_ns is None or now_ns < self.warned_ns:  # the latter: a clock set back
+            self.warned_ns = now_ns
+        slots = 1 + hash31(key, self.moves) % _SLOTS
+        if not self.moves and self.warned_ns - self.begun_ns < hold_ns:
+            slots = 0
+        return now_ns - self.warned_ns < slots * slot_ns
 
     @property
     def path(self) -> int:

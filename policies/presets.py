@@ -125,11 +125,13 @@ def preset(name: str) -> Policy:
 
 
 def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) -> Policy:
-    """A policy's routing with times that suit the probes of a real network.
+    """A policy's routing with values that suit the probes of a real network.
 
-    The presets' times are the founding document's and suit a simulator, where a link has a reading
-    each 10 us. Here a warning comes one and a half probes ahead, a flow stays for ten probes after
-    a move and saves up no more moves than that, and a reading holds for twenty.
+    The presets' values are the founding document's and suit a simulator, where a link has a
+    reading each 10 us. Here a queue fills within a few probes, so the newest counts most and half
+    full, two probes ahead, is a warning. A flow stays for ten probes after a move; those that were
+    there before another came wait for three to nine, in which they see whether its move helped.
+    A reading holds for twenty.
 
     Args:
         policy: The policy.
@@ -152,8 +154,14 @@ def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) 
         probe_interval_ns=interval_ns,
         stale_ns=20 * interval_ns,
         hold_ns=hold_ns,
-        horizon_ns=interval_ns * 3 // 2,
+        horizon_ns=2 * interval_ns,
+        level_gain=0.8,
+        slope_gain=0.8,
+        enter_occupancy=0.5,
+        exit_occupancy=0.2,
+        cold_occupancy=0.3,
         moves_per_ms=1e6 / hold_ns,
+        yield_ns=3 * interval_ns,
     )
     if whole_flows:
         routing = replace(routing, pairs=1, order="coldest", exit_occupancy=0.0)

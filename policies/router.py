@@ -16,6 +16,7 @@ import contextlib
 import math
 import random
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -260,6 +261,7 @@ class Router:
                 self._took(paths, primary)
                 return pair.primary
         elif not primary >= enter:  # also where nothing is known: the common case, so the first
+            pair.warned_ns = None
             self._took(paths, primary)
             return pair.primary
         since = routing.hold_ns
@@ -284,7 +286,13 @@ class Router:
             routing.hold_ns,
             budget,
         )
-        if use != on_alternative:
+        if use == on_alternative:
+            pair.warned_ns = None
+        elif routing.yield_ns and pair.yields(
+            _key(flow), now_ns, routing.yield_ns, routing.hold_ns
+        ):
+            use = on_alternative
+        else:
             reason = "primary warned" if use else "back on the primary"
             self._move(flow, pair, alternative if use else -1, now_ns, reason)
         self._took(paths, other if use else primary)
@@ -428,6 +436,8 @@ class Router:
         before = pair.path
         pair.alternative = to
         pair.moved_ns = now_ns
+        pair.moves += 1
+        pair.warned_ns = None
         pair.budget = max(0.0, pair.budget - 1.0)
         self.moves += 1
         if len(self._pending) < MOST_PENDING:
@@ -453,3 +463,8 @@ def _make_room(flows: dict[Flow, Any]) -> None:
     if len(flows) >= MOST_FLOWS:
         with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
             del flows[next(iter(flows))]
+
+
+def _key(flow: Flow) -> int:
+    """Tells flows apart, on whichever host, in every run."""
+    return zlib.crc32(repr(flow).encode()) & 0x7FFFFFFF

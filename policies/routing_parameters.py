@@ -63,6 +63,13 @@ class Routing:
         0.05, "1", "share of packets marked at mark_high_occupancy", low=1e-6, high=1
     )
     hold_ns: int = parameter(20_000, "ns", "least time on a path after a move", low=0, high=10**10)
+    yield_ns: int = parameter(
+        0,
+        "ns",
+        "a warned flow that did not come last lets others move first for one to three times this",
+        low=0,
+        high=10**10,
+    )
     moves_per_ms: float = parameter(
         10.0, "moves/ms", "move budget of one flow on one pair", low=0, high=10**6
     )
