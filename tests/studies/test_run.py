@@ -9,6 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ STUDY = Study(
     baselines=("static_dense",),
     ablations=("compression_only",),
 )
+POOLS: dict[int, Executor] = {}
 
 
 @pytest.fixture
@@ -43,16 +47,23 @@ def lake(small: tuple[Lake, Calibration], tmp_path: Path) -> Lake:
     return Lake.open(tmp_path / "lake")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def worker() -> Iterator[None]:
+    """One process for all studies here: it takes seconds to start, and keeps nothing of them."""
+    with open_executor("local", 1) as pool:
+        POOLS[1] = pool
+        yield
+        del POOLS[1]
+
+
 def run(lake: Lake, calibration: Calibration, study: Study = STUDY, **how: Any) -> dict[str, Any]:
     workers = how.pop("workers", 1)
-    return run_study(
-        study,
-        lake,
-        calibration,
-        how.pop("options", OPTIONS),
-        pool=lambda: open_executor("local", workers),
-        **how,
-    )
+
+    def pool() -> AbstractContextManager[Executor]:
+        kept = POOLS.get(workers)
+        return open_executor("local", workers) if kept is None else nullcontext(kept)
+
+    return run_study(study, lake, calibration, how.pop("options", OPTIONS), pool=pool, **how)
 
 
 def test_workers_and_resumption_change_nothing(
