@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Hashable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ._core import MOVE_BURST, hash31
 from .spec import Routing
@@ -12,6 +13,7 @@ from .spec import Routing
 Flow: TypeAlias = tuple[str, str, Hashable]
 
 _SLOTS = 3  # over which flows that would leave one queue spread
+MOST_FLOWS = 65_536  # of which the state is kept; the oldest goes first
 MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
 
 
@@ -108,7 +110,8 @@ class FlowState:
             path: Its index in the path set.
             now_ns: When.
         """
-        self.pairs = [self._pair(path, now_ns)]
+        if len(self.pairs) > 1 or self.pairs[0].primary != path:  # else hold and budget go on
+            self.pairs = [self._pair(path, now_ns)]
 
     def _pair(self, primary: int, now_ns: int) -> Pair:
         # Detours first ("edge first"), then the other shortest paths; each flow starts at
@@ -118,6 +121,18 @@ class FlowState:
         detours = sorted(longer, key=lambda i: -len(paths.links[i]))
         others = turned([i for i in paths.equal if i != primary], key)
         return Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns)
+
+
+def make_room(flows: dict[Flow, Any]) -> None:
+    """Give up the oldest flow where too many are known."""
+    if len(flows) >= MOST_FLOWS:
+        with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
+            del flows[next(iter(flows))]
+
+
+def flow_key(flow: Flow) -> int:
+    """Tells flows apart, on whichever host, in every run."""
+    return zlib.crc32(repr(flow).encode()) & 0x7FFFFFFF
 
 
 def turned(items: Sequence[int], by: int) -> list[int]:

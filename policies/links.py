@@ -123,6 +123,23 @@ class LinkTable:
             self._verdicts[i] = (weight, at_ns)
             self._settle(i)
 
+    def view(self, now_ns: int) -> list[float]:
+        """What each link is worth to who places flows: the same on all hosts where it can be.
+
+        Args:
+            now_ns: The time of the placement.
+
+        Returns:
+            The central verdicts as far as they are fresh, and nothing else; where none is, what
+            this host itself knows. NaN unknown, inf blacklisted.
+        """
+        oldest = now_ns - self._routing.stale_ns
+        central = [worth if at_ns >= oldest else NAN for worth, at_ns in self._verdicts]
+        if any(worth == worth for worth in central):
+            return central
+        known = zip(self.worth, self.seen_ns, strict=True)
+        return [worth if worth == DEAD or at_ns >= oldest else NAN for worth, at_ns in known]
+
     def forgotten(self, i: int, now_ns: int) -> bool:
         """Whether a blacklisted link counts as unknown, since nobody tells of it any more.
 

@@ -354,7 +354,7 @@ def test_the_same_history_gives_the_same_choices(
 
 
 def test_the_state_of_many_flows_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtune.policies.router.MOST_FLOWS", 10)
+    monkeypatch.setattr("xtune.policies.flow_state.MOST_FLOWS", 10)
     made = router()
     for ident in range(100):
         made.choose(("a", "b", ident))
