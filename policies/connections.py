@@ -112,6 +112,7 @@ class Connections:
                 control=channel.group,
                 timeout_s=timeout_s,
                 clock=self._clock,
+                alive=lanes[0].alive if lanes else None,
                 meter=meter,
             )
             lanes.append(self._rails.enter_context(groups))

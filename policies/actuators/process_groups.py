@@ -46,6 +46,7 @@ class StripedGroups(Actuator):
         timeout_s: Of a transfer on a rail, from when all ranks have come to it; one that takes
             longer is dead. Must be longer than a slow rail needs for a large buffer.
         control_timeout_s: How late a rank may be; of no effect on a group that is there.
+        alive: Rails that are known to be dead are not opened.
         meter: Shared with other groups over the same rails; one of its own by default.
         clock: Seconds, monotonic.
 
@@ -71,6 +72,7 @@ class StripedGroups(Actuator):
         control: Rail | dist.ProcessGroup,
         timeout_s: float = RAIL_TIMEOUT_S,
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        alive: Sequence[bool] | None = None,
         meter: Meter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -83,7 +85,7 @@ class StripedGroups(Actuator):
         self._groups: dict[int, Any] = {}
         self._threads: list[ThreadPoolExecutor] = []
         self.shares = checked([1.0] * len(rails), len(rails))
-        self.alive = [True] * len(rails)
+        self.alive = [True] * len(rails) if alive is None else list(alive)
         self.meter = Meter(len(rails)) if meter is None else meter
 
     def check(self) -> str | None:
@@ -100,9 +102,12 @@ class StripedGroups(Actuator):
         else:
             self._groups[_CONTROL] = self._control
         for number, rail in enumerate(self._rails):
+            # Nobody opens what another rank gave up, or waits while it gives up the rail before.
+            self._agree_on_the_living(self.alive)
             try:
-                self._groups[number] = self._open(number, rail, self._timeouts[0])
-            except RuntimeError:  # of a network that is down; all ranks are told below
+                if self.alive[number]:
+                    self._groups[number] = self._open(number, rail, self._timeouts[0])
+            except RuntimeError:  # of a network that is down
                 self.alive[number] = False
         self._threads = [ThreadPoolExecutor(1, f"xtune-rail{n}") for n in range(len(self._rails))]
         self._agree_on_the_living(self.alive)
