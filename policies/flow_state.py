@@ -14,6 +14,7 @@ Flow: TypeAlias = tuple[str, str, Hashable]
 
 _SLOTS = 3  # over which flows that would leave one queue spread
 MOST_FLOWS = 65_536  # of which the state is kept; the oldest goes first
+_FALLEN = 0.05  # of occupancy; less is noise
 MOST_CANDIDATES = 8  # alternatives of one pair; a scan of them stays well within 10 us
 
 
@@ -41,7 +42,7 @@ class Pair:
 
     __slots__ = (
         "alternative", "begun_ns", "budget", "budget_ns", "candidates", "moved_ns", "moves",
-        "primary", "warned_ns",
+        "primary", "warned_ns", "warned_worth",
     )  # fmt: skip
 
     def __init__(self, primary: int, candidates: list[int], now_ns: int) -> None:
@@ -53,23 +54,30 @@ class Pair:
         self.budget = MOVE_BURST
         self.budget_ns = self.begun_ns = now_ns
         self.warned_ns: int | None = None  # since when it would move and waits
+        self.warned_worth = 0.0  # of the path in use then
 
-    def yields(self, key: int, now_ns: int, slot_ns: int, hold_ns: int) -> bool:
+    def yields(self, key: int, now_ns: int, worth: float, slot_ns: int, hold_ns: int) -> bool:
         """Whether the pair lets others move first; asked while it would move itself.
 
         Flows that meet in a queue are warned together; were all to leave at once, they would
         meet in the next one. Who came last moves at once, since the others were there without
         harm; the others wait for one to three slots, by a hash that each move changes, and stay
-        where the warning has passed by then.
+        where the warning has passed by then. A queue that falls meanwhile has been left by
+        somebody, though it may take long to drain: the wait begins anew.
 
         Args:
             key: Tells flows apart, on other hosts as well.
             now_ns: When.
+            worth: Forecast occupancy of the path in use.
             slot_ns: Time in which a move of one shows in the readings of another.
             hold_ns: Who began less long before the warning came last.
         """
-        if self.warned_ns is None or now_ns < self.warned_ns:  # the latter: a clock set back
-            self.warned_ns = now_ns
+        if (
+            self.warned_ns is None
+            or now_ns < self.warned_ns  # the clock was set back
+            or worth < self.warned_worth - _FALLEN
+        ):
+            self.warned_ns, self.warned_worth = now_ns, worth
         slots = 1 + hash31(key, self.moves) % _SLOTS
         if not self.moves and self.warned_ns - self.begun_ns < hold_ns:
             slots = 0

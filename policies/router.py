@@ -322,7 +322,11 @@ class Router:
         if use == on_alternative:
             pair.warned_ns = None
         elif routing.yield_ns and pair.yields(
-            flow_key(flow), now_ns, routing.yield_ns, routing.hold_ns
+            flow_key(flow),
+            now_ns,
+            other if on_alternative else primary,
+            routing.yield_ns,
+            routing.hold_ns,
         ):
             use = on_alternative
         else:
