@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..decider.reporter import Reporter  # noqa: TID252 - exported under another name
 from .config import Config
+from .delay import delays
 from .lane import Lane
 from .log import ProbeLog
 from .packet import Codec, Drop
@@ -82,8 +83,10 @@ class Agent:
             self._epoll.register(self._reporter.socket, select.EPOLLIN)
         self._prefixes = [self._log.prefix(p) if self._log else "" for p in config.paths]
         self._lanes = [
-            Lane(path, codec, timeout_ns, make_sources(path.sources, source_ns), clock, wall)
-            for path in config.paths
+            Lane(
+                path, codec, timeout_ns, make_sources(path.sources, source_ns), clock, wall, delay
+            )
+            for path, delay in zip(config.paths, delays(config.paths), strict=True)
         ]
         self._timeout_ns = timeout_ns
         self._expiring: deque[tuple[int, int]] = deque()  # when and which path, in that order

@@ -40,6 +40,7 @@ class Lane:
         sources: Of this end.
         clock: CLOCK_MONOTONIC in ns.
         wall: CLOCK_REALTIME in ns, as the kernel stamps packets.
+        delay: Tells occupancy by round trips.
 
     Attributes:
         counts: Drops by reason, ``unsent``, ``send_failed`` and ``receive_failed``.
@@ -53,12 +54,12 @@ class Lane:
         sources: Sources,
         clock: Callable[[], int],
         wall: Callable[[], int],
+        delay: Delay | None = None,
     ) -> None:
         self.path = path
         self.counts: Counter[str] = Counter()
         self.sources = sources
         self.socket: socket.socket | None = None
-        delay = None if path.full_delay_s is None else Delay(path.full_delay_s * 1e9)
         self._tally = Tally(timeout_ns, delay)
         self._codec = codec
         self._clock, self._wall = clock, wall

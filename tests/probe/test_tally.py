@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtune.policies.probe.delay import WINDOW_NS, Delay
+from xtune.policies.probe.config import Path
+from xtune.policies.probe.delay import WINDOW_NS, Delay, Least, delays
 from xtune.policies.probe.packet import CONGESTED, ECN_CAPABLE, UNKNOWN, Drop, Packet, Signal
 from xtune.policies.probe.tally import Outcome, Tally, worse
 
@@ -98,7 +99,7 @@ def test_the_worse_end_counts_and_unknown_is_not_zero() -> None:
 
 
 def test_what_a_probe_waited_is_an_occupancy_and_the_worse_one_counts() -> None:
-    tally = Tally(100_000, Delay(20_000))
+    tally = Tally(100_000, Delay(20_000, Least()))
     found = []
     for i, (rtt_ns, known) in enumerate([(500, None), (10_500, None), (2500, 0.4), (90_000, 0.4)]):
         tally.sent(i, 50 + i, 1_000_000 * i)
@@ -112,11 +113,14 @@ def test_what_a_probe_waited_is_an_occupancy_and_the_worse_one_counts() -> None:
     assert tally.reading().occupancy == 1.0
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, WINDOW_NS // 3)), min_size=1))
+TRIPS = st.tuples(st.integers(0, 10**6), st.integers(WINDOW_NS // 6, WINDOW_NS // 3))
+
+
+@given(st.lists(TRIPS, min_size=12, max_size=30))
 def test_the_least_round_trip_is_kept_for_one_to_two_windows(
     trips: list[tuple[int, int]],
 ) -> None:
-    delay = Delay(1e9)
+    delay = Delay(1e9, Least())
     now_ns, seen = 10**12, []
     for rtt_ns, pause_ns in trips:
         now_ns += pause_ns
@@ -142,3 +146,17 @@ def test_marks_are_a_share_of_the_last_sixteen_answers_that_could_be_marked() ->
     tally.sent(99, 99, 9000)
     tally.answered(answer(99, 99)._replace(ecn=ECN_CAPABLE), Signal(marks=0.2), 9001)
     assert tally.reading().marks == 0.2  # this end's counters tell of more
+
+
+def test_an_empty_path_to_the_same_host_tells_what_a_full_one_waits() -> None:
+    far = [
+        Path(name=str(i), local=("127.0.0.1", 0), remote=("127.0.0.1", 1), dst=dst, number=i,
+             full_delay_s=full)
+        for i, (dst, full) in enumerate([("b", 2e-5), ("b", 2e-5), ("c", 2e-5), ("b", None)])
+    ]  # fmt: skip
+    first, second, elsewhere, untold = delays(far)
+    assert first and second and elsewhere and untold is None
+    assert first.occupancy(20_500, 0) == 0.0  # nothing else is known yet
+    assert second.occupancy(500, 1) == 0.0
+    assert first.occupancy(20_500, 2) == 1.0
+    assert elsewhere.occupancy(20_500, 3) == 0.0
