@@ -181,6 +181,7 @@ class _BurstPeaks:
         self._schedule = schedule
         self._number = np.zeros(links, np.int64)
         self._peak: Floats = np.full(links, np.nan)
+        self._last: Floats = np.full(links, np.nan)
         self._peaks: Floats = np.full((PEAKS_KEPT, links), np.nan)
 
     def take(self, readings: Floats, at: Times, taken: Mask) -> None:
@@ -188,23 +189,29 @@ class _BurstPeaks:
         inside = taken & (burst.begin_ns <= at) & (at < burst.end_ns)
         over = taken & ~(inside & (self._number == burst.number)) & ~np.isnan(self._peak)
         if over.any():
-            self._peaks[1:, over] = self._peaks[:-1, over]
-            self._peaks[0, over] = self._peak[over]
+            pair = over & ~np.isnan(self._last)
+            self._peaks[1:, pair] = self._peaks[:-1, pair]
+            self._peaks[0, pair] = np.minimum(self._last, self._peak)[pair]
+            self._last = np.where(over, self._peak, self._last)
             self._peak[over] = np.nan
         if inside.any():
             self._number[inside] = burst.number
             self._peak = np.where(inside & ~(readings <= self._peak), readings, self._peak)
 
     def floor(self, at: Times, horizon_ns: int) -> Floats:
-        near = _near(self._schedule.known, at, horizon_ns)
-        return np.where(near, np.fmax(self._peak, np.fmax.reduce(self._peaks)), np.nan)
+        burst = self._schedule.known
+        if not burst.period_ns:
+            return np.full(at.shape, np.nan)
+        highest = np.fmax.reduce(self._peaks)
+        came = (self._number == burst.number) & (self._peak >= highest)
+        under_way = (burst.begin_ns - horizon_ns <= at) & (at < burst.until_ns)
+        to_come = _coming(burst, at, horizon_ns) | (under_way & ~came)
+        return np.where(to_come, highest, np.nan)
 
 
-def _near(burst: Burst, at: Times, horizon_ns: int) -> Mask:
-    """`Burst.near` for each time."""
-    near = (burst.begin_ns <= at + horizon_ns) & (at < burst.until_ns)
-    if burst.period_ns:
-        ahead = np.maximum(1, -((burst.begin_ns - (at - burst.slack_ns)) // burst.period_ns))
-        begins = burst.begin_ns + ahead * burst.period_ns
-        near |= (begins <= burst.last_ns) & (begins <= at + horizon_ns)
-    return near
+def _coming(burst: Burst, at: Times, horizon_ns: int) -> Mask:
+    """`Burst.coming` for each time, where the period is known."""
+    ahead = np.maximum(1, -((burst.begin_ns - (at - burst.slack_ns)) // burst.period_ns))
+    begins = burst.begin_ns + ahead * burst.period_ns
+    found: Mask = (begins <= burst.last_ns) & (begins <= at + horizon_ns)
+    return found

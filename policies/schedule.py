@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ._core import NAN
 
-LEAST_GAPS = 3  # from begin to begin, before a period is believed
-PEAKS_KEPT = 4  # bursts of which a link remembers the peak
+LEAST_GAPS = 5  # from begin to begin, before a period is believed
+PEAKS_KEPT = 4  # pairs of bursts in a row of which a link remembers the peak
 FOREVER_NS = 2**62
 _SLACK = 3.0  # median absolute deviations: about two standard deviations of a normal variable
 
@@ -50,12 +50,14 @@ class Burst(NamedTuple):
         at_ns = self.begin_ns + ahead * self.period_ns
         return at_ns if at_ns <= self.last_ns else None
 
-    def near(self, at_ns: int, horizon_ns: int) -> bool:
-        """Whether a burst is under way, or begins within the horizon."""
-        if self.begin_ns <= at_ns + horizon_ns and at_ns < self.until_ns:
-            return True
+    def coming(self, at_ns: int, horizon_ns: int) -> bool:
+        """Whether a burst begins within the horizon."""
         begin_ns = self.next_begin(at_ns - self.slack_ns)
         return begin_ns is not None and begin_ns <= at_ns + horizon_ns
+
+    def under_way(self, at_ns: int, horizon_ns: int) -> bool:
+        """Whether the newest of a regular row of bursts is not over yet."""
+        return self.period_ns > 0 and self.begin_ns - horizon_ns <= at_ns < self.until_ns
 
 
 class BurstSchedule:
@@ -149,17 +151,21 @@ class BurstSchedule:
 class BurstPeaks:
     """How full one link was in the last bursts.
 
+    What counts is the peak that two bursts in a row reached: what another job did to one of them
+    by chance says nothing of the next.
+
     Args:
         schedule: Tells when they are.
     """
 
-    __slots__ = ("_number", "_peak", "_peaks", "_schedule")
+    __slots__ = ("_last", "_number", "_peak", "_peaks", "_schedule")
 
     def __init__(self, schedule: BurstSchedule) -> None:
         self._schedule = schedule
         self._number = 0
         self._peak = NAN  # so far, of the burst under way
-        self._peaks = (NAN,) * PEAKS_KEPT
+        self._last = NAN  # of the burst before
+        self._peaks = (NAN,) * PEAKS_KEPT  # the lower of each burst's and the one's before
 
     def take(self, reading: float, at_ns: int) -> None:
         """Take one reading.
@@ -171,7 +177,10 @@ class BurstPeaks:
         burst = self._schedule.known
         inside = burst.begin_ns <= at_ns < burst.end_ns
         if self._peak == self._peak and not (inside and burst.number == self._number):
-            self._peaks = (self._peak, *self._peaks[:-1])
+            lower = self._last if self._last < self._peak else self._peak
+            if self._last == self._last:
+                self._peaks = (lower, *self._peaks[:-1])
+            self._last = self._peak
             self._peak = NAN
         if inside:
             self._number = burst.number
@@ -179,25 +188,30 @@ class BurstPeaks:
                 self._peak = reading
 
     def floor(self, at_ns: int, horizon_ns: int) -> float:
-        """The highest of the last bursts' peaks while one is near.
+        """The highest peak that two of the last bursts in a row reached, while it is to come.
 
-        Once the link was calm in `PEAKS_KEPT` bursts in a row, since flows avoided it or since
-        what they collided with has gone, it is taken for calm.
+        It is from a horizon before a burst to its end, or until it has come.
+
+        Once the link was calm for long enough, since flows avoided it or since what they
+        collided with has gone, it is taken for calm.
 
         Args:
             at_ns: Time of the last reading.
             horizon_ns: How far ahead.
 
         Returns:
-            Occupancy; NaN where no burst is near, or none was seen on this link.
+            Occupancy; NaN where none is to come, or too few bursts were seen on this link.
         """
-        if not self._schedule.known.near(at_ns, horizon_ns):
+        burst = self._schedule.known
+        coming = burst.coming(at_ns, horizon_ns)
+        if not coming and not burst.under_way(at_ns, horizon_ns):
             return NAN
-        highest = self._peak
+        highest = NAN
         for peak in self._peaks:
             if not peak <= highest and peak == peak:
                 highest = peak
-        return highest
+        came = self._number == burst.number and self._peak >= highest
+        return NAN if came and not coming else highest
 
 
 def _median(values: deque[int] | list[int]) -> int:

@@ -24,7 +24,7 @@ def periodic(count: int, start: int = 0) -> BurstSchedule:
 @given(
     start=st.integers(0, 10**18),
     period=st.integers(1_000, 10**10),
-    count=st.integers(4, 30),
+    count=st.integers(6, 30),
     after=st.floats(0, 2.9),
 )
 def test_the_next_begin_of_an_exact_period_is_found(
@@ -42,13 +42,13 @@ def test_the_next_begin_of_an_exact_period_is_found(
 def test_nothing_is_predicted_too_early_when_irregular_or_when_bursts_stay_out() -> None:
     schedule = BurstSchedule()
     assert schedule.next_begin(0) is None
-    for i in range(3):
+    for i in range(5):
         schedule.begin(i * PERIOD)
         assert schedule.period_ns is None
-    schedule.begin(3 * PERIOD)
-    assert schedule.next_begin(5 * PERIOD + 1) == 6 * PERIOD
-    assert schedule.next_begin(6 * PERIOD + 1) is None  # three stayed out
-    at = 3 * PERIOD
+    schedule.begin(5 * PERIOD)
+    assert schedule.next_begin(7 * PERIOD + 1) == 8 * PERIOD
+    assert schedule.next_begin(8 * PERIOD + 1) is None  # three stayed out
+    at = 5 * PERIOD
     for gap in (0.4, 1.9, 0.7, 1.6, 0.2, 2.5, 0.9):
         at += int(gap * PERIOD)
         schedule.begin(at)
@@ -71,9 +71,9 @@ def test_a_clock_set_back_starts_anew_and_the_same_begin_twice_is_one() -> None:
     schedule.begin(PERIOD)
     assert schedule.period_ns is None
     assert schedule.known.until_ns == PERIOD  # lengths are forgotten as well
-    for i in range(2, 5):
+    for i in range(2, 7):
         schedule.begin(i * PERIOD)
-    assert schedule.next_begin(4 * PERIOD + 1) == 5 * PERIOD
+    assert schedule.next_begin(6 * PERIOD + 1) == 7 * PERIOD
 
 
 def test_a_new_period_is_learned_once_most_gaps_have_it() -> None:
@@ -90,33 +90,62 @@ def test_jitter_up_to_a_tenth_is_met_within_its_own_width(jitter: list[int]) -> 
     schedule = BurstSchedule()
     for i, late in enumerate(jitter):
         at = i * PERIOD + late
-        predicted = schedule.next_begin(schedule.known.begin_ns + 1) if i > 3 else None
+        predicted = schedule.next_begin(schedule.known.begin_ns + 1) if i > 5 else None
         if predicted is not None:  # a gap is off by both ends' lateness, the begin by one more
             assert abs(predicted - at) <= 4 * 40_000
         schedule.begin(at)
     assert schedule.period_ns is not None  # deviations are at most 80 of 1000
 
 
-def test_a_burst_is_near_from_a_horizon_before_it_to_its_end() -> None:
+def test_a_burst_is_expected_a_horizon_ahead_and_over_at_its_end() -> None:
     known = periodic(6).known
     begin = 6 * PERIOD
-    assert not known.near(begin - HORIZON - 1, HORIZON)
-    assert known.near(begin - HORIZON, HORIZON)
-    assert known.near(begin, HORIZON)
-    assert not known.near(begin + 1, HORIZON)  # it is late, and none ever was
+    assert not known.coming(begin - HORIZON - 1, HORIZON)
+    assert known.coming(begin - HORIZON, HORIZON)
+    assert known.coming(begin, HORIZON)
+    assert not known.coming(begin + 1, HORIZON)  # it is late, and none ever was
     schedule = periodic(6)
     schedule.begin(begin)
-    assert schedule.known.near(begin + LENGTH - 1, HORIZON)  # as long as those before
-    assert not schedule.known.near(begin + LENGTH, HORIZON)
+    assert schedule.known.under_way(begin + LENGTH - 1, HORIZON)  # as long as those before
+    assert not schedule.known.under_way(begin + LENGTH, HORIZON)
     schedule.end(begin + LENGTH // 2)
-    assert not schedule.known.near(begin + LENGTH // 2, HORIZON)
+    assert not schedule.known.under_way(begin + LENGTH // 2, HORIZON)
     schedule.end(begin + LENGTH)  # told twice
     assert schedule.known.until_ns == begin + LENGTH // 2
+
+
+def test_a_late_burst_is_waited_for_as_long_as_others_were_late() -> None:
+    schedule = BurstSchedule()
+    at = 0
+    for late in (0, 20_000, 0, 20_000, 0, 20_000, 0):
+        schedule.begin(at + late)
+        at += PERIOD
+    assert schedule.period_ns in (PERIOD - 20_000, PERIOD + 20_000)
+    due = 6 * PERIOD + schedule.period_ns
+    slack = schedule.known.slack_ns
+    assert 0 < slack <= 3 * 40_000
+    assert schedule.known.coming(due + slack, 0) and not schedule.known.coming(due + slack + 1, 0)
 
 
 def trace(at: int, peak: float) -> float:
     """A queue that a burst of each period fills to its peak at once."""
     return peak if at % PERIOD < LENGTH else 0.05
+
+
+def floors(peaks: list[float], step: int = 50_000) -> list[float]:
+    """Forecasts just before each burst's end of period, for a link with these peaks."""
+    schedule, forecaster = BurstSchedule(), make_forecaster(ROUTING)
+    forecaster.expect(schedule)
+    found = []
+    for burst, peak in enumerate(peaks):
+        for at in range(burst * PERIOD, (burst + 1) * PERIOD, step):
+            if at % PERIOD == 0:
+                schedule.begin(at)
+            if at % PERIOD == LENGTH:
+                schedule.end(at)
+            forecaster.update(trace(at, peak), at)
+        found.append(forecaster.peak(HORIZON))
+    return found
 
 
 def test_a_link_that_bursts_fill_is_warned_of_before_the_next() -> None:
@@ -132,24 +161,35 @@ def test_a_link_that_bursts_fill_is_warned_of_before_the_next() -> None:
         if forecaster.peak(HORIZON) > forecaster.level:
             raised.append(at)
             assert forecaster.peak(HORIZON) == 0.9
-    # Predicted from the fourth begin on, from one horizon before each begin; none in bursts.
-    first = [i * PERIOD - HORIZON for i in range(4, 11)]
+    # Predicted from the sixth begin on, from one horizon before each; once it came, no more.
+    first = [i * PERIOD - HORIZON for i in range(6, 11)]
     assert raised == [at for begin in first for at in range(begin, begin + HORIZON, 10_000)]
 
 
-def test_a_link_that_was_calm_in_four_bursts_is_calm() -> None:
-    schedule, forecaster = BurstSchedule(), make_forecaster(ROUTING)
+def test_what_has_not_come_yet_in_a_burst_is_still_expected() -> None:
+    forecaster, schedule = make_forecaster(ROUTING), BurstSchedule()
     forecaster.expect(schedule)
-    floors = []
-    for burst in range(12):
-        for at in range(burst * PERIOD, (burst + 1) * PERIOD, 50_000):
-            if at % PERIOD == 0:
-                schedule.begin(at)
-            if at % PERIOD == LENGTH:
-                schedule.end(at)
-            forecaster.update(trace(at, 0.9 if burst == 6 else 0.2), at)
-        floors.append(forecaster.peak(HORIZON))  # just before the next burst
-    assert floors == [0.05] * 3 + [0.2] * 3 + [0.9] * 4 + [0.2] * 2
+    for burst in range(7):
+        schedule.begin(burst * PERIOD)
+        forecaster.update(0.9, burst * PERIOD + 1)
+        schedule.end(burst * PERIOD + LENGTH)
+        forecaster.update(0.1, burst * PERIOD + LENGTH)
+    schedule.begin(7 * PERIOD)
+    forecaster.update(0.1, 7 * PERIOD + 10_000)  # avoided, or not yet filled
+    assert forecaster.peak(HORIZON) == 0.9
+    forecaster.update(0.1, 7 * PERIOD + LENGTH)  # it never took longer
+    assert forecaster.peak(HORIZON) == 0.1
+
+
+def test_what_happened_to_one_burst_alone_is_not_expected_of_the_next() -> None:
+    assert floors([0.2] * 6 + [0.9] + [0.2] * 3) == [0.05] * 5 + [0.2] * 5
+
+
+def test_a_link_that_was_calm_for_long_is_calm() -> None:
+    calm = [0.2] * 6
+    # Two bursts in a row are believed; five calm ones later nothing is left of them.
+    expected = [0.05] * 5 + [0.2, 0.2] + [0.9] * 4 + [0.2] * 2
+    assert floors([*calm, 0.9, 0.9, *[0.2] * 5]) == expected
 
 
 def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
@@ -160,14 +200,14 @@ def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
         schedule = BurstSchedule()
         if told:
             router.expect(schedule)
-        for at in range(0, 7 * PERIOD, 10_000):
+        for at in range(0, 9 * PERIOD, 10_000):
             if at % PERIOD == 0:
                 schedule.begin(at)
             if at % PERIOD == LENGTH:
                 schedule.end(at)
             router.observe("up1", occupancy=trace(at, 0.9), at_ns=at)
             router.observe("up2", occupancy=0.0, at_ns=at)
-            if at == 6 * PERIOD - 10_000:
+            if at == 8 * PERIOD - 10_000:
                 moved[told] = router.choose(("a", "b", 0), at_ns=at)
     assert moved == {True: 1, False: 0}
 
@@ -184,11 +224,12 @@ def test_batch_and_single_expect_the_same(data: st.DataObject) -> None:
     for single in singles:
         single.expect(schedule)
     at = 1_700_000_000_000_000_000
-    for _ in range(data.draw(st.integers(5, 60))):
-        at += data.draw(st.sampled_from([-5_000, 0, 50_000, 250_000, 250_000, 3_000_000]))
-        what = data.draw(st.sampled_from(["begin", "end", "", ""]))
-        if what:
-            getattr(schedule, what)(at)
+    for turn in range(data.draw(st.integers(5, 90))):
+        at += data.draw(st.sampled_from([-5_000, 0, 250_000, 250_000, 250_000, 3_000_000]))
+        if turn % 3 == data.draw(st.sampled_from([0, 0, 0, 0, 0, 1])):
+            schedule.begin(at)
+        if turn % 3 == data.draw(st.integers(1, 2)):
+            schedule.end(at)
         readings = np.array([data.draw(st.sampled_from([math.nan, 0.1, 0.8])) for _ in singles])
         skew = np.array([data.draw(st.sampled_from([0, 300, -300_000])) for _ in singles])
         table.update(readings, at + skew)
@@ -199,11 +240,13 @@ def test_batch_and_single_expect_the_same(data: st.DataObject) -> None:
 
 def test_without_a_schedule_again_nothing_is_expected() -> None:
     forecaster, table = make_forecaster(ROUTING), ForecastTable(1, ROUTING)
-    schedule = periodic(6)
+    schedule = BurstSchedule()
     for expected, peak in ((schedule, 0.9), (None, 0.1)):
         forecaster.expect(expected)
         table.expect(expected)
-        for reading, at in ((0.9, 5 * PERIOD), (0.1, 6 * PERIOD - HORIZON)):
-            forecaster.update(reading, at)
-            table.update(np.array([reading]), at)
+        for burst in range(6):
+            schedule.begin(burst * PERIOD)
+            for reading, at in ((0.9, burst * PERIOD), (0.1, (burst + 1) * PERIOD - HORIZON)):
+                forecaster.update(reading, at)
+                table.update(np.array([reading]), at)
         assert forecaster.peak(HORIZON) == table.peak(HORIZON)[0] == peak
