@@ -10,7 +10,9 @@ from typing import Any
 from .._fields import PolicyError  # noqa: TID252 - exported under another name
 from ..presets import PRESETS, preset  # noqa: TID252 - exported under another name
 from ..probe.fields import (  # noqa: TID252 - exported under another name
-    ConfigError,
+    ConfigError as ConfigError,
+)
+from ..probe.fields import (  # noqa: TID252 - exported under another name
     address,
     document,
     number,

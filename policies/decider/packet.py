@@ -352,7 +352,9 @@ def _snapshot(sequence: int, stamp_ns: int, content: bytes) -> Snapshot | Drop:
     fields = _SNAPSHOT.unpack_from(content)
     body = content[_SNAPSHOT.size :]
     found = Snapshot(sequence, stamp_ns, *fields)._replace(body=body)
-    if bool(body) != (found.block != NO_BLOCK) or (body and split_body(body) is None):
+    if found.block == NO_BLOCK:
+        return Drop.FOREIGN if body else found
+    if found.block >= MOST_BLOCKS or split_body(body) is None:
         return Drop.FOREIGN
     return found
 

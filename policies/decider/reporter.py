@@ -18,7 +18,6 @@ from ..probe.packet import (  # noqa: TID252 - exported under another name
 )
 from ..probe.readings import Reading  # noqa: TID252 - exported under another name
 from .packet import (
-    MOST_BLOCKS,
     MOST_BYTES,
     MOST_TEXT_BYTES,
     NO_BLOCK,
@@ -138,11 +137,12 @@ class Reporter:
         now_ns = self._clock()
         if now_ns < self._due_ns:
             return
-        # From the grid, so that delays do not add up; after a pause from now.
-        self._due_ns = max(self._due_ns + self._interval_ns, now_ns)
+        self._due_ns += self._interval_ns  # a grid, so that delays do not add up
+        if self._due_ns <= now_ns:
+            self._due_ns = now_ns + self._interval_ns
         if self._news and self._epoch:
             self._report(reading)
-        elif now_ns - self._sent_ns >= KEEPALIVE_NS:
+        if now_ns - self._sent_ns >= KEEPALIVE_NS:
             self._transmit((), now_ns)
         if now_ns - self._noted_ns >= _NOTE_NS:
             self._noted_ns = now_ns
@@ -283,19 +283,18 @@ class Reporter:
         self._waiting.clear()
         self._news.update(range(len(self._links)))
         self._due_ns = self._clock()
+        self._sent_ns = self._due_ns - KEEPALIVE_NS  # that it is followed, if nothing else
         self.counts["epochs"] += 1
 
     def _store(self, snapshot: Snapshot, arrived_ns: int) -> None:
         number = snapshot.block
-        if number >= MOST_BLOCKS:
-            self.counts[Drop.FOREIGN] += 1
-        elif snapshot.version <= self._versions.get(number, 0):
+        if snapshot.version <= self._versions.get(number, 0):
             self.counts["older_version"] += 1
-        else:
-            self._versions[number] = snapshot.version
-            at_ns = arrived_ns - snapshot.held_us * 1000
-            block = Block(snapshot.epoch, snapshot.version, at_ns, snapshot.body)
-            self._writer.publish(number, block)
+            return
+        self._versions[number] = snapshot.version
+        at_ns = arrived_ns - snapshot.held_us * 1000
+        block = Block(snapshot.epoch, snapshot.version, at_ns, snapshot.body)
+        self._writer.publish(number, block)
 
     def _measure(self, echo_ns: int) -> None:
         """How long the reports took that this version contains."""
