@@ -130,7 +130,7 @@ def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) 
     The presets' values are the founding document's and suit a simulator, where a link has a
     reading each 10 us. Here a queue fills within a few probes, so the newest counts most and half
     full, two probes ahead, is a warning. A flow stays for ten probes after a move; those that were
-    there before another came wait for three to nine, in which they see whether its move helped.
+    there before another came wait for 6 to 18, in which they see whether its move helped.
     A reading holds for twenty.
 
     Args:
@@ -161,7 +161,7 @@ def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) 
         exit_occupancy=0.2,
         cold_occupancy=0.3,
         moves_per_ms=1e6 / hold_ns,
-        yield_ns=3 * interval_ns,
+        yield_ns=6 * interval_ns,
     )
     if whole_flows:
         routing = replace(routing, pairs=1, order="coldest", exit_occupancy=0.0)
