@@ -124,6 +124,16 @@ class Reporter:
         """When `turn` has something to do, but for snapshots."""
         return self._due_ns
 
+    @property
+    def pending(self) -> int:
+        """Reports with readings that no snapshot contains yet."""
+        return len(self._waiting)
+
+    @property
+    def newest_us(self) -> float | None:
+        """Time from the last report to its weights in shared memory, None if unknown."""
+        return self._latency_ns[-1] / 1000 if self._latency_ns else None
+
     def changed(self, path: int) -> None:
         """A path has news."""
         self._news.add(path)
@@ -148,14 +158,18 @@ class Reporter:
             self._noted_ns = now_ns
             self._note()
 
-    def receive(self) -> None:
-        """Take the snapshots that have arrived, or as many as are taken at once."""
+    def receive(self) -> bool:
+        """Take the snapshots that have arrived, or as many as are taken at once.
+
+        Returns:
+            Whether there may be more.
+        """
         for _ in range(_BATCH):
             try:
                 payload, ancillary, _, _ = self.socket.recvmsg(MOST_BYTES + 1, ANCILLARY)
             except BlockingIOError:
                 self._arrivals.emptied()
-                return
+                return False
             except OSError:  # no decider there, as told by ICMP
                 self.counts["receive_failed"] += 1
                 continue
@@ -164,6 +178,7 @@ class Reporter:
                 self.counts[snapshot] += 1
             else:
                 self._take(snapshot, self._arrivals.when(ancillary))
+        return True
 
     def close(self) -> None:
         """Close the socket and the weights."""

@@ -257,11 +257,13 @@ class Decider:
             self._state.publish(block, Block(self._epoch, self._version, now_ns, body))
         self._matrix.dirty.clear()
         plan = []
+        since: dict[int, list[int]] = {}  # most hosts were sent the same version last
         for host in self._hosts.values():
             blocks = [NO_BLOCK]
             if host.follows:
-                news = [n for n, version in self._news.items() if version > host.pushed]
-                blocks = news or blocks
+                if host.pushed not in since:
+                    since[host.pushed] = [n for n, v in self._news.items() if v > host.pushed]
+                blocks = since[host.pushed] or blocks
                 host.pushed = self._version
             plan.append((host, host.stamp_ns, blocks))
         self._sending = self._snapshots(plan)

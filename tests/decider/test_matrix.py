@@ -218,6 +218,13 @@ def test_a_link_is_blacklisted_where_nobody_is_answered_over_it() -> None:
     assert found.weight == 0.25 and found.age_us == 2000  # h1's of before is still fresh
 
 
+def test_a_forecast_below_an_empty_queue_is_an_empty_queue() -> None:
+    matrix = made("holt")
+    for step, share in enumerate((1.0, 0.0, 0.0), 1):  # the line falls on
+        matrix.take("h0", "h0", answered("x", step, share), step * MS)
+    assert verdict(matrix, "x", 3 * MS).weight == 0.0
+
+
 def test_answers_without_occupancy_are_told_as_that() -> None:
     matrix = made()
     matrix.take("h0", "h0", lost("x", 3, 3), MS)
@@ -268,9 +275,13 @@ def test_news_are_of_blocks_that_were_told_of() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.text("abc", min_size=1, max_size=255), unique=True, max_size=60))
-def test_every_block_fits_a_datagram_and_no_link_moves(names: list[str]) -> None:
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=255), unique=True, max_size=60),
+    st.integers(1, 255),
+)
+def test_every_block_fits_a_datagram_and_no_link_moves(names: list[str], width: int) -> None:
     matrix = made()
+    names += [f"{number}".rjust(width, "-") for number in range(60)]  # some blocks full of one
     for number, name in enumerate(names):
         before = [[link.name for link in block] for block in matrix.blocks]
         matrix.take("h0", "h0", answered(name, 1)._replace(path=number), MS)
