@@ -29,6 +29,7 @@ class CompressionState:
     ratio: float = 0.0  # planned share of gradient bytes that is not sent, against bf16
     ratio_cap: float = 1.0  # what the available bandwidth allows
     wire_bytes: int | None = None  # sent per rank in the last iteration, as measured
+    transfer_s: float | None = None  # for how long these were on the wire; both are of this rank
     reserve: float = 0.0  # share of bandwidth that routing is asked to keep free
 
 
@@ -79,8 +80,12 @@ class Bus:
         ratio_cap: float,
         wire_bytes: int | None,
         reserve: float,
+        transfer_s: float | None = None,
     ) -> None:
         """Publish the compression side; only the controller calls it.
+
+        Bytes and times tell whoever places a job's flows how much it will send, and at what rate
+        it got them across.
 
         Args:
             step: Iteration from which it holds.
@@ -88,6 +93,7 @@ class Bus:
             ratio_cap: What the available bandwidth allows.
             wire_bytes: Sent per rank in the last iteration, None before the first.
             reserve: Share of bandwidth that routing is asked to keep free.
+            transfer_s: For how long these bytes were on the wire, None if unknown.
         """
         self.compression = CompressionState(
             version=self.compression.version + 1,
@@ -96,4 +102,5 @@ class Bus:
             ratio_cap=ratio_cap,
             wire_bytes=wire_bytes,
             reserve=reserve,
+            transfer_s=transfer_s,
         )

@@ -101,7 +101,8 @@ class Connections:
         Raises:
             RuntimeError: the ranks cannot tell each other which rails they reach.
         """
-        store, meter, lanes = _c10d._get_default_store(), Meter(len(rails)), []
+        store, meter = _c10d._get_default_store(), Meter(len(rails))
+        lanes: list[StripedGroups] = []
         name = _new_name(sorted(self._ranks), store)
         for number, channel in enumerate(self.channels):
             groups = StripedGroups(

@@ -76,6 +76,7 @@ class Controller:
         self._safety = SafetyWatch(policy.safety)
         self._slowdown = Slowdown(policy.bus.smoothing)
         self._wire_bytes: int | None = None
+        self._transfer_s: float | None = None
         self._routing_version = 0
         self._hold = 0  # regulations left without a rise
         self._level = 0
@@ -138,7 +139,7 @@ class Controller:
                 compression pays, since part of the communication may be hidden.
             sound: Whether all ranks reduced it as planned and found it finite; alike on all.
         """
-        self._wire_bytes = wire_bytes
+        self._wire_bytes, self._transfer_s = wire_bytes, comm_s
         self._hear_routing()
         measured = {"gradient_change": gradient_change}
         if not self._draining:  # which is done once, and takes as long as nothing else
@@ -404,6 +405,7 @@ class Controller:
             ratio=self.plan.ratio,
             ratio_cap=self._cap,
             wire_bytes=self._wire_bytes,
+            transfer_s=self._transfer_s,
             reserve=self._reserve,
         )
 

@@ -378,6 +378,7 @@ class Handle:
                 ratio=0.0,
                 ratio_cap=said.ratio_cap,
                 wire_bytes=said.wire_bytes,
+                transfer_s=said.transfer_s,
                 reserve=said.reserve,
             )
 

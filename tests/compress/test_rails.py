@@ -22,6 +22,8 @@ from tests.compress.training import (
     wrapped,
 )
 from xtune.policies import Policy, Rail, Router, Steering
+from xtune.policies.schedule import BurstSchedule
+from xtune.policies.steering import MOST_UNITS
 
 RAILS = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
 CYCLES = 20
@@ -76,7 +78,19 @@ def _bits(rank: int, world: int, mode: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("mode", "world"), [(mode, 2) for mode in MODES] + [("off", 3)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("mode", "world"),
+    [
+        ("quantise", 2),
+        ("off", 2),
+        ("off", 3),
+        pytest.param("shared", 2, marks=SLOW),
+        pytest.param("drop", 2, marks=SLOW),
+    ],
+)
 def test_bits_and_counted_bytes_do_not_depend_on_rails(mode: str, world: int) -> None:
     for result in run(world, _bits, mode):
         both, one, plain = result["metrics"]
@@ -135,7 +149,7 @@ def _refused(rank: int, world: int, case: str) -> dict[str, Any]:
         ("fewer", "the ranks differ in how many they have", None),
         ("none", "the ranks differ in how many they have", None),
         ("sharded", "the model is sharded", None),
-        ("mesh", "gradients are summed inside a node first", None),
+        pytest.param("mesh", "gradients are summed inside a node first", None, marks=SLOW),
         ("shadow", None, None),
     ],
 )
@@ -177,6 +191,7 @@ def _cycles(rank: int, world: int) -> dict[str, Any]:
     return {"took": took, "more": more(before)}
 
 
+@pytest.mark.slow
 def test_cycles_of_attaching_give_all_of_the_rails_back() -> None:
     for result in run(2, _cycles):
         assert result["took"] == [None, [True, True], [True, True], [True, True]] * (CYCLES // 4)
@@ -313,3 +328,30 @@ def test_a_router_that_does_not_fit_or_fails_costs_no_step() -> None:
 def test_steering_wants_flows_that_the_router_knows(flows: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"no flow|no path from here to nowhere"):
         Steering(_router([0]), flows)
+
+
+def test_bursts_are_told_by_iterations() -> None:
+    now = [0]
+    schedule = BurstSchedule()
+    steering = Steering(_router(now), [FLOW], schedule=schedule, clock=lambda: now[0])
+    for iteration in range(6):
+        for message in range(3):
+            now[0] = iteration * 1000 + message * 100
+            steering.send(10)
+            now[0] += 50
+            steering.carried()
+        now[0] = iteration * 1000 + 700  # the optimizer's step is no part of the burst
+        steering.end()
+    known = schedule.known
+    assert (known.number, known.begin_ns, known.end_ns, known.period_ns) == (6, 5000, 5250, 1000)
+    steering.end()  # an iteration without a message
+    assert schedule.known == known
+
+
+@pytest.mark.parametrize(("size", "units"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2)])
+def test_a_message_is_as_many_units_as_it_has_megabytes(size: int, units: int) -> None:
+    router = _router([0])
+    Steering(router, [FLOW], clock=lambda: 0).send(size)
+    assert router.assign(FLOW)[1] == units
+    Steering(router, [FLOW], clock=lambda: 0).send(10**12)  # bounded: DDP waits for it
+    assert router.assign(FLOW)[1] == units + 1 + MOST_UNITS
