@@ -24,6 +24,7 @@ ROUTINGS = {
         cold_occupancy=0.5, hold_ns=500, moves_per_ms=1e6,
     ),
 }  # fmt: skip
+STALE_NS = 600_000  # one of the steps below, so that readings of just that age occur
 
 
 def draw_sets(rng: random.Random, count: int) -> list[list[list[int]]]:
@@ -43,7 +44,7 @@ def draw_sets(rng: random.Random, count: int) -> list[list[list[int]]]:
 def test_the_table_chooses_as_the_router_does(name: str, compiled: bool, seed: int) -> None:
     if compiled:
         pytest.importorskip("numba")
-    rng, routing = random.Random(seed), ROUTINGS[name]
+    rng, routing = random.Random(seed), replace(ROUTINGS[name], stale_ns=STALE_NS)
     sets = draw_sets(rng, 30)
     ends = [(f"a{i}", f"b{i}") for i in range(len(sets))]
     paths = {
@@ -59,7 +60,7 @@ def test_the_table_chooses_as_the_router_does(name: str, compiled: bool, seed: i
     table = ChoiceTable(rows, routing, compiled=compiled)
     now_ns, unknown, dead = 0, 0, 0
     for _ in range(150):
-        now_ns += rng.choice([1, 400, 3000, 600_000])
+        now_ns += rng.choice([1, 400, 3000, STALE_NS])
         # Few links stay unread, most are cold, and all states of a link occur.
         for link in rng.sample(sorted(index), len(index) // 2):
             if rng.random() < 0.2:
