@@ -215,7 +215,7 @@ def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), ends=st.booleans(), steady=st.booleans())
 def test_batch_and_single_expect_the_same(seed: int, ends: bool, steady: bool) -> None:
-    """Bursts of two steps in four, some untold, or at random; readings late or missing."""
+    """Bursts of two steps in four or at random, some untold, at last none; late readings."""
     rng = np.random.default_rng(seed)
     routing = Routing(forecast="reading", stale_ns=2_000_000)
     schedule = BurstSchedule()
@@ -227,7 +227,7 @@ def test_batch_and_single_expect_the_same(seed: int, ends: bool, steady: bool) -
     at, raised = 1_700_000_000_000_000_000, 0
     for turn in range(60):
         at += 250_000 if steady else int(rng.integers(-10_000, 500_000))
-        if turn % 4 == 0 and rng.random() < 0.95:
+        if turn % 4 == 0 and turn < 45 and rng.random() < 0.95:
             schedule.begin(at)
         if turn % 4 == 2 and ends:
             schedule.end(at)
