@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._fields import PolicyError  # noqa: TID252 - exported under another name
-from ..presets import PRESETS, preset  # noqa: TID252 - exported under another name
+from ..presets import PRESETS, preset, with_probes  # noqa: TID252 - exported under another name
 from ..probe.fields import (  # noqa: TID252 - exported under another name
     ConfigError as ConfigError,
 )
@@ -50,6 +50,7 @@ class Config:
     datagrams_hz: float = 50_000.0
 
 
+_POLICY = ("policy", "probe_interval_s", "routing")
 _TEXTS = ("key_file", "state", "log")
 _NUMBERS = {
     "push_interval_s": 60.0,
@@ -76,7 +77,7 @@ def make_config(said: Any) -> Config:
         ConfigError: An unknown field, or a wrong value.
         OSError: The policy cannot be read.
     """
-    table(said, "configuration", ("listen", "policy", "routing", *_TEXTS, *_NUMBERS))
+    table(said, "configuration", ("listen", *_POLICY, *_TEXTS, *_NUMBERS))
     known: dict[str, Any] = {name: text(said, name, name) for name in _TEXTS if name in said}
     for name, most in _NUMBERS.items():
         if name in said:
@@ -88,13 +89,16 @@ def make_config(said: Any) -> Config:
 
 
 def _policy(said: Mapping[str, Any]) -> Policy:
-    """The policy by its file or preset, with the routing parameters that are given beside it."""
+    """The policy by its file or preset, as the probes and the parameters beside it change it."""
     name = text(said, "policy", "policy") if "policy" in said else "joint"
     changes = said.get("routing", {})
     if not isinstance(changes, dict):
         raise ConfigError("routing: a table is wanted")
     try:
         chosen = preset(name) if name in PRESETS else loads(Path(name).read_bytes())
+        if "probe_interval_s" in said:
+            interval_s = number(said["probe_interval_s"], "probe_interval_s", 0.5)
+            chosen = with_probes(chosen, round(interval_s * 1e9))
         return replace_fields(chosen, {f"routing.{key}": v for key, v in changes.items()})
     except PolicyError as error:
         raise ConfigError(f"policy: {error}") from error

@@ -43,6 +43,7 @@ COUNTED = (
     *Drop,
     "reports",
     "records",
+    "records_stale",
     "outcomes_skipped",
     "receive_failed",
     "other_epoch",
@@ -210,6 +211,7 @@ class Decider:
             host.follows, host.pushed = True, 0
         self._counts["reports"] += 1
         self._changed |= bool(report.records) or not host.pushed
+        self._notice_stale(host, report)
         for record in report.records:
             try:
                 skipped = self._matrix.take(out, host.name, record, now_ns)
@@ -217,6 +219,19 @@ class Decider:
                 self._counts["records"] += 1
             except Full:
                 self._counts["records_refused"] += 1
+
+    def _notice_stale(self, host: _Host, report: Report) -> None:
+        """Count readings that are too old when they come, as by a policy made for a simulator."""
+        stale_ns = self._config.policy.routing.stale_ns
+        stale = sum(record.finished_age_ns > stale_ns for record in report.records)
+        if stale and not self._counts["records_stale"]:
+            _LOG.warning(
+                "xtune: readings of %s are older than routing.stale_ns (%g ms) when they come, "
+                "and give no weight",
+                host.name,
+                stale_ns / 1e6,
+            )
+        self._counts["records_stale"] += stale
 
     def _welcome(self, report: Report, peer: Address, out: bytes) -> _Host | None:
         """A host that is new, or back; None where there is no room for it."""

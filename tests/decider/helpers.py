@@ -80,9 +80,15 @@ class Host:
     """The reporting half of an agent, with readings set by hand."""
 
     def __init__(
-        self, folder: Path, name: str, port: int, links: Sequence[str], own_port: int = 0
+        self,
+        folder: Path,
+        name: str,
+        port: int,
+        links: Sequence[str],
+        own_port: int = 0,
+        now: int = 500 * S,
     ) -> None:
-        self.clocks = Clocks(500 * S)
+        self.clocks = Clocks(now)
         self.weights = folder / f"{name}.weights"
         self.readings = [Reading() for _ in links]
         self.reporter = Reporter(

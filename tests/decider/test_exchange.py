@@ -6,12 +6,14 @@ import logging
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.decider.helpers import MS, WIRE, Centre, Host, S, free_port, meet
 from tests.probe.helpers import KEY
+from xtune.policies import dumps, preset
 from xtune.policies.decider import server
 from xtune.policies.decider.config import make_config
 from xtune.policies.decider.packet import (
@@ -24,6 +26,7 @@ from xtune.policies.decider.packet import (
     pack_body,
 )
 from xtune.policies.decider.weights import WeightsReader
+from xtune.policies.presets import with_probes
 from xtune.policies.probe.fields import ConfigError
 from xtune.policies.probe.packet import Codec, Packet, ends
 
@@ -147,22 +150,24 @@ def test_a_decider_that_begins_anew_knows_all_again_by_one_report(
 
 
 def test_an_agent_that_begins_anew_is_counted_anew(tmp_path: Path, centre: Centre) -> None:
-    host = Host(tmp_path, "h0", centre.port, ("a>b",))
+    host = Host(tmp_path, "h0", centre.port, ("a>b", "a>c"))
     meet(centre, host)
-    host.answer(0, 0.5)
+    for path in (0, 1):
+        host.answer(path, 0.5)
     host.turn()
     centre.turn(20 * MS)
     own_port = host.reporter.socket.getsockname()[1]
     host.reporter.close()
-    again = Host(tmp_path, "h0", centre.port, ("z",), own_port)
-    again.clocks.now += S
+    again = Host(tmp_path, "h0", centre.port, ("z",), own_port, host.clocks.now + S)
     meet(centre, again)
     again.answer(0, 0.25)
     again.turn()
     centre.turn(20 * MS)
     again.hear()
     # What the first one said is gone; a table of the second has both links' places.
-    assert {link: e.reporters for link, e in again.links().items()} == {"a>b": 0, "z": 1}
+    assert {link: e.reporters for link, e in again.links().items()} == {
+        "a>b": 0, "a>c": 0, "z": 1,
+    }  # fmt: skip
     assert centre.count("hosts") == 1 and centre.count("cells") == 1
     again.reporter.close()
 
@@ -378,6 +383,30 @@ def test_a_decider_that_hosts_left_for_a_later_one_says_so_once(
     assert centre.count("outranked") == 3 and centre.count("records") == 0
 
 
+def test_readings_that_come_too_old_are_counted_and_said_once(
+    centre: Centre, stranger: Stranger, caplog: pytest.LogCaptureFixture
+) -> None:
+    epoch, old = centre.count("epoch"), RECORD._replace(finished_age_ns=101 * MS)
+    with caplog.at_level(logging.WARNING):
+        for record in (RECORD._replace(finished_age_ns=100 * MS), old, old):
+            stranger.channel.send(stranger.report(record, epoch=epoch))
+            centre.turn()
+    assert (centre.count("records"), centre.count("records_stale")) == (3, 2)
+    assert caplog.text.count("older than routing.stale_ns (100 ms)") == 1
+    assert centre.links()["x"].age_us is None
+
+
+def test_a_policy_by_name_or_file_with_what_is_given_beside_it(tmp_path: Path) -> None:
+    listen = "127.0.0.1:1"
+    named = make_config({"listen": listen, "policy": "flowlet", "probe_interval_s": 0.01})
+    assert named.policy == with_probes(preset("flowlet"), 10 * MS)
+    (tmp_path / "policy.json").write_text(dumps(preset("routing_only")))
+    said = {"listen": listen, "policy": str(tmp_path / "policy.json"), "probe_interval_s": 0.01}
+    both = make_config(said | {"routing": {"forecast": "ewma"}})
+    expected = with_probes(preset("routing_only"), 10 * MS).routing
+    assert both.policy.routing == replace(expected, forecast="ewma")
+
+
 def test_without_a_decider_reports_are_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     host = Host(tmp_path, "h0", free_port(), ("a>b",))
     for _ in range(20):
@@ -404,6 +433,7 @@ def test_a_long_name_is_refused_before_anything_is_opened(tmp_path: Path) -> Non
         ({"listen": "127.0.0.1:1", "rate": 1}, "unknown: rate"),
         ({"listen": "127.0.0.1:1", "policy": "best"}, "No such file"),
         ({"listen": "127.0.0.1:1", "routing": {"stale": 1}}, "routing.stale: unknown field"),
+        ({"listen": "127.0.0.1:1", "probe_interval_s": 1}, "not within 0 and 0.5"),
         ({"listen": "127.0.0.1:1", "routing": 1}, "routing: a table is wanted"),
         ({"listen": "127.0.0.1:1", "routing": {"stale_ns": -1}}, "routing.stale_ns"),
         ({"listen": "127.0.0.1:1", "push_interval_s": math.nan}, "push_interval_s"),
