@@ -1,0 +1,1 @@
+"""An emulated fabric: network namespaces, shaped links, the engine moving real packets."""
