@@ -6,7 +6,6 @@ replaced as a whole.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 
@@ -17,6 +16,8 @@ from .schedule import BurstSchedule
 from .spec import Routing
 
 DEAD = math.inf  # worth of a blacklisted link
+_SOUND = (0, 0, False)  # no probe was lost since one was answered
+_NO_VERDICT = (NAN, 0)
 FULL = 1.0  # worth of a link that loses packets: usable, never cold
 
 
@@ -41,9 +42,9 @@ class LinkTable:
         self._log = log
         self._forecasters = [make_forecaster(routing) for _ in range(count)]
         self._sick = [False] * count
-        self._strikes = [(0, 0, False)] * count
+        self._strikes = [_SOUND] * count
         self._own = [(NAN, 0)] * count  # worth by this host's readings, and when
-        self._verdicts = [(NAN, 0)] * count  # worth by the central view, and when
+        self._verdicts = [_NO_VERDICT] * count  # worth by the central view, and when
         self._heard_ns = [0] * count  # of the last probe outcome, or of the verdict in force
 
     def observe(
@@ -69,33 +70,40 @@ class LinkTable:
         if i is None:
             self.unknown_links += 1
             return
-        routing = self._routing
-        if self._strikes[i][2]:
-            self.forgotten(i, at_ns)
+        if lost or self._strikes[i] is not _SOUND:
+            self._strike(i, at_ns, lost)
         self._heard_ns[i] = at_ns
-        before = self._strikes[i]
-        after = strike_update(*before, lost, routing.strikes, routing.readmit_answers)
-        self._strikes[i] = after
-        if after[2] != before[2]:
-            why = f"{routing.strikes} probes lost in a row"
-            if before[2]:
-                why = f"{routing.readmit_answers} probes answered in a row"
-            self._log.change(None, "blacklist", before[2], after[2], f"{name}: {why}")
-        forecaster = self._forecasters[i]
+        forecaster, routing = self._forecasters[i], self._routing
         if not lost:
             forecaster.update(self._share(occupancy), at_ns, self._share(marks))
             errors = self._share(error_rate)
             if errors == errors:
                 self._sick[i] = errors >= routing.sick_error_rate
-        worth = forecaster.peak(routing.horizon_ns)
-        seen_ns = forecaster.heard_ns
+        worth, seen_ns = forecaster.peak(routing.horizon_ns), forecaster.heard_ns
         if self._sick[i]:  # errors are news of the link as well
             worth = worth if worth >= FULL else FULL
             own_ns = self._own[i][1]
             late = own_ns - routing.stale_ns <= at_ns < own_ns
             seen_ns = own_ns if late else at_ns
         self._own[i] = (worth, seen_ns)
-        self._settle(i)
+        if self._strikes[i] is _SOUND and self._verdicts[i] is _NO_VERDICT:
+            self.seen_ns[i], self.worth[i] = seen_ns, worth
+        else:
+            self._settle(i)
+
+    def _strike(self, i: int, at_ns: int, lost: bool) -> None:
+        """Count a probe that was lost, or that was answered after one was."""
+        routing = self._routing
+        if self._strikes[i][2]:
+            self.forgotten(i, at_ns)
+        before = self._strikes[i]
+        after = strike_update(*before, lost, routing.strikes, routing.readmit_answers)
+        self._strikes[i] = _SOUND if after == _SOUND else after
+        if after[2] != before[2]:
+            why = f"{routing.strikes} probes lost in a row"
+            if before[2]:
+                why = f"{routing.readmit_answers} probes answered in a row"
+            self._log.change(None, "blacklist", before[2], after[2], f"{self.names[i]}: {why}")
 
     def expect(self, schedule: BurstSchedule | None) -> None:
         """Warn of each link ahead of a job's bursts, as far as the last ones filled it.
@@ -155,10 +163,10 @@ class LinkTable:
         if self._strikes[i][2]:
             why = f"{self.names[i]}: no probe outcome for {forget_ns / 1e9:g} s"
             self._log.change(None, "blacklist", True, False, why)
-            self._strikes[i] = (0, 0, False)
+            self._strikes[i] = _SOUND
             self._own[i] = (NAN, 0)
         else:
-            self._verdicts[i] = (NAN, 0)
+            self._verdicts[i] = _NO_VERDICT
         self._settle(i)
         return True
 
@@ -185,8 +193,10 @@ class LinkTable:
         """A share 0..1, or NaN where it is missing or cannot be one."""
         if value is None or value != value:
             return NAN
-        with contextlib.suppress(TypeError, ValueError):  # a feed may send anything
+        try:  # a feed may send anything; not contextlib.suppress, which costs half a microsecond
             if 0.0 <= value <= 1.0:
                 return value
+        except (TypeError, ValueError):
+            pass
         self.bad_readings += 1
         return NAN

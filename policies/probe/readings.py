@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .table import STALE_NS, Form, TableError, TableReader, TableWriter
 
@@ -150,8 +150,13 @@ class ReadingsReader(TableReader):
         Returns:
             The reading, or None where none was written or none could be read whole.
         """
+        values = self.values(index)
+        return None if values is None else reading_of(values)
+
+    def values(self, index: int) -> tuple[Any, ...] | None:
+        """As `read`, in the order of `Reading`'s fields; what is unknown is -1 or NaN."""
         content = self.content(index)
-        return None if content is None else _unpack(content)
+        return None if content is None else _ENTRY.unpack_from(content)
 
 
 def _pack(reading: Reading) -> bytes:
@@ -177,7 +182,8 @@ def _pack(reading: Reading) -> bytes:
     )
 
 
-def _unpack(content: bytes) -> Reading:
+def reading_of(values: tuple[Any, ...]) -> Reading:
+    """A reading from what `ReadingsReader.values` gives."""
     (
         done,
         history,
@@ -192,7 +198,7 @@ def _unpack(content: bytes) -> Reading:
         lost,
         late,
         marks,
-    ) = _ENTRY.unpack_from(content)
+    ) = values
     return Reading(
         done,
         history,
