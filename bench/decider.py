@@ -1,12 +1,13 @@
 """The decider over loopback: from a report to the weights in shared memory, and what it takes.
 
-64 hosts that see 32 links each of 2048 report to one decider process, with its default settings.
-Latency is from a report to the last part of the snapshot that contains it in the host's shared
-memory, on the host's own clock: once with news of one link, where each of the hosts is the one
-that has it in turn (one block goes to all of them), and once with news of all links from all
-hosts, until the host that is served last has them (the whole matrix of some 50 datagrams goes to
-each). The other hosts' snapshots wait in their sockets meanwhile. Beside it a bare exchange of
-packets with a process that sends back what it gets, in turn with it.
+64 hosts that see 32 links each of 2048 report to one decider process, with its default settings
+but for timeouts. Latency is from a report to the last part of the snapshot that contains it in the
+host's shared memory, on the host's own clock: once with news of one link, where each of the hosts
+is the one that has it in turn (one block goes to all of them), and once with news of all links
+from all hosts, until the host that is served last has them (the whole matrix of some 50 datagrams
+goes to each); with that the decider's own CPU time, as the kernel counts it. The other hosts'
+snapshots wait in their sockets meanwhile. Beside it a bare exchange of packets with a process that
+sends back what it gets, in turn with it.
 
 Throughput is the reports, and the readings in them, that the decider takes in a second of its own
 CPU time: it is given the datagrams of all 64 hosts directly, in full reports.
@@ -40,6 +41,7 @@ NAMES = (
     "policies.decider_report_to_push_us",
     "policies.decider_report_to_push_p99_us",
     "policies.decider_matrix_to_hosts_us",
+    "policies.decider_matrix_cpu_us",
     "policies.decider_reports_per_core",
     "policies.decider_readings_per_core",
     "policies.decider_poll_block_us",
@@ -64,8 +66,8 @@ while True:
 
 
 @contextmanager
-def _running(*words: str) -> Iterator[str]:
-    """A process until the end of the block; gives its first line."""
+def _running(*words: str) -> Iterator[tuple[str, int]]:
+    """A process until the end of the block; gives its first line and its number."""
     process = subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,
@@ -74,7 +76,7 @@ def _running(*words: str) -> Iterator[str]:
     )
     assert process.stdout is not None
     try:
-        yield process.stdout.readline()
+        yield process.stdout.readline(), process.pid
     finally:
         process.kill()
         process.wait()
@@ -152,9 +154,14 @@ class _Hosts:
         return Reading(self._finished, 0, now_ns, now_ns, 1000, 0.0, 0.25)
 
 
-def _latencies(hosts: _Hosts) -> tuple[float, float, float]:
-    """Median and p99 of single reports, and the median of the whole matrix to all hosts, us."""
-    single, whole = [], []
+def _cpu_us(pid: int) -> float:
+    """CPU time of a process so far."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1000
+
+
+def _latencies(hosts: _Hosts, decider: int) -> tuple[float, float, float, float]:
+    """Median and p99 of single reports, time and CPU time of the whole matrix to all hosts, us."""
+    single, whole, spent = [], [], []
     for turn in range(SINGLE):
         host = turn % HOSTS
         time.sleep(APART_S)
@@ -165,12 +172,14 @@ def _latencies(hosts: _Hosts) -> tuple[float, float, float]:
     for _ in range(WHOLE):
         time.sleep(SETTLE_S)
         hosts.drain()
-        started = time.monotonic_ns()
+        cpu, started = _cpu_us(decider), time.monotonic_ns()
         hosts.tell(range(HOSTS), LINKS // HOSTS)
         hosts.wait(HOSTS - 1)
         whole.append((time.monotonic_ns() - started) / 1000)
+        spent.append(_cpu_us(decider) - cpu)
     single.sort()
-    return statistics.median(single), single[int(0.99 * len(single))], statistics.median(whole)
+    p50, p99 = statistics.median(single), single[int(0.99 * len(single))]
+    return p50, p99, statistics.median(whole), statistics.median(spent)
 
 
 def _echoed(port: int) -> float:
@@ -248,18 +257,19 @@ def run() -> list[dict[str, object]]:
             "listen": f"127.0.0.1:{port}",
             "state": str(folder / "state"),
             "routing": {"stale_ns": 10**12},
+            "host_timeout_s": 3600,  # they are silent while something else is measured
         }
         (folder / "decider.json").write_text(json.dumps(said))
         command = ("-m", "xtune.policies.decider", "run", "--config", str(folder / "decider.json"))
-        stack.enter_context(_running(*command))
-        echo = int(stack.enter_context(_running("-c", ECHO)))
+        _, decider = stack.enter_context(_running(*command))
+        echo = int(stack.enter_context(_running("-c", ECHO))[0])
         hosts = _Hosts(folder, port)
         stack.callback(hosts.close)
         hosts.meet()
         for _ in range(RUNS):
-            latencies = _latencies(hosts)
+            latencies = _latencies(hosts, decider)
             rows.append([*latencies, _echoed(echo), *_throughput(folder), _polled(folder)])
-    p50, p99, whole, bare, reports, readings, poll = (
+    p50, p99, whole, spent, bare, reports, readings, poll = (
         statistics.median(column) for column in zip(*rows, strict=True)
     )
     exchange = f"a bare exchange of packets: {bare:.0f} us"
@@ -270,6 +280,7 @@ def run() -> list[dict[str, object]]:
             whole / bare, "lower", whole, "us",
             f"{exchange}; all links have news, at the host that is served last",
         ),
+        (None, "lower", spent, "us of CPU", f"the same: {2 * HOSTS} reports in, to {HOSTS} hosts"),
         (None, "higher", reports, "reports/s of CPU", f"reports of {FULL} links"),
         (None, "higher", readings, "readings/s of CPU", "each forecast and weighed"),
         (None, "lower", poll, "us", f"one block of {LINKS // HOSTS} links into a router"),

@@ -54,7 +54,7 @@ _POLICY = ("policy", "probe_interval_s", "routing")
 _TEXTS = ("key_file", "state", "log")
 _NUMBERS = {
     "push_interval_s": 60.0,
-    "keepalive_s": 60.0,
+    "keepalive_s": 0.25,  # hosts take half a second of silence for the end
     "host_timeout_s": 3600.0,
     "datagrams_hz": 1e6,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import textwrap
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from xtune.policies.decider.packet import (
 )
 from xtune.policies.decider.weights import WeightsReader
 from xtune.policies.presets import with_probes
+from xtune.policies.probe.config import make_config as probe_config
 from xtune.policies.probe.fields import ConfigError
 from xtune.policies.probe.packet import Codec, Packet, ends
 
@@ -97,6 +100,10 @@ def test_only_news_are_reported_and_signs_of_life_without_any(centre: Centre, ho
     host.answer(1, 0.25)
     host.turn(5 * MS)
     assert counts["records"] == 1  # not sooner than the interval
+    host.turn(5 * MS)
+    assert counts["records"] == 2
+    host.turn(S)  # after a pause no report is made up for
+    host.answer(1, 0.25)
     host.turn(5 * MS)
     assert counts["records"] == 2
 
@@ -270,7 +277,7 @@ def test_no_more_hosts_than_there_is_room_for(
 
 
 def test_snapshots_come_no_faster_than_they_may(tmp_path: Path) -> None:
-    centre = Centre(tmp_path, datagrams_hz=100, push_interval_s=0.001, keepalive_s=0.5)
+    centre = Centre(tmp_path, datagrams_hz=100, push_interval_s=0.001, keepalive_s=0.25)
     stranger = Stranger(centre)
     records = [Record(n, f"link-{n:040}", 1, 0, 0, 0, 0.5) for n in range(12)]
     for first in range(0, 96, 12):
@@ -405,6 +412,19 @@ def test_a_policy_by_name_or_file_with_what_is_given_beside_it(tmp_path: Path) -
     both = make_config(said | {"routing": {"forecast": "ewma"}})
     expected = with_probes(preset("routing_only"), 10 * MS).routing
     assert both.policy.routing == replace(expected, forecast="ewma")
+
+
+def test_the_documented_configuration_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
+    _, _, rest = text.partition("    # decider.toml;")
+    central, _, rest = rest.partition("    # in each agent's probe.toml\n")
+    agent, _, _ = rest.partition("\n\n")
+    said = tomllib.loads("#" + textwrap.dedent(central))
+    assert make_config(said).policy == with_probes(preset("joint"), 10 * MS)
+    assert set(said) == {"listen", "key_file", "policy", "probe_interval_s", "log"}
+    reporting = probe_config(tomllib.loads(textwrap.dedent(agent)))
+    assert reporting.decider == make_config(said).listen
+    assert reporting.decider_local == ("10.0.0.1", 0)
 
 
 def test_without_a_decider_reports_are_counted_and_nothing_else_happens(tmp_path: Path) -> None:
