@@ -67,6 +67,11 @@ def test_noise_is_found_on_queues_that_are_empty_half_of_the_time(noise: float) 
     assert estimate_noise(readings) == pytest.approx(noise, rel=0.12)
 
 
+def test_an_empty_queue_that_cuts_the_noise_does_not_hide_it() -> None:
+    readings = np.clip(np.random.default_rng(4).normal(0, 0.05, 40_000), 0, 1)
+    assert estimate_noise(readings) == pytest.approx(0.05, rel=0.05)
+
+
 def test_without_noise_the_last_readings_count_alone() -> None:
     gains = estimate_gains(sawtooth(2_000, 2, 0.8), INTERVAL, HORIZON)
     assert gains is not None and gains.noise == pytest.approx(0.0, abs=1e-12)
