@@ -122,6 +122,33 @@ def test_latency_is_from_the_report_to_the_table_on_the_agents_clock(
     assert [host.reporter.latency_us(q) for q in (0.0, 0.5, 0.99)] == [1000, 3000, 4000]
 
 
+def test_a_report_that_a_snapshot_does_not_contain_waits_for_the_next(
+    centre: Centre, host: Host
+) -> None:
+    meet(centre, host)
+    host.answer(0, 0.5)
+    host.turn()
+    centre.turn(20 * MS)
+    host.answer(0, 0.75)
+    host.turn()
+    host.hear()
+    assert host.reporter.pending == 1 and host.links()["a>b"].weight == 0.5
+    centre.turn(20 * MS)
+    host.hear()
+    assert host.reporter.pending == 0 and host.links()["a>b"].weight == 0.75
+
+
+def test_news_that_could_not_be_sent_are_tried_again_with_the_next_report(
+    centre: Centre, host: Host
+) -> None:
+    meet(centre, host)
+    host.reporter.socket.shutdown(socket.SHUT_WR)  # every send fails from here on
+    host.answer(0, 0.5)
+    for tries in range(1, 4):
+        host.turn()
+        assert host.reporter.counts["unsent"] == tries
+
+
 def test_a_decider_that_begins_anew_knows_all_again_by_one_report(
     centre: Centre, host: Host, other: Host
 ) -> None:
