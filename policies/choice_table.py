@@ -1,8 +1,8 @@
 """Many binary choices in one call, with the same outcome as the router's one by one.
 
 For who decides for a whole host, or a whole fabric, at once: forecasts of all links come in as an
-array (`ForecastTable`), paths of all pairs go out as one. Where numba is installed, a loop over
-the engine's own arithmetic is compiled; elsewhere numpy does the same for all pairs at once.
+array (`ForecastTable`), paths of all pairs go out as one. Where numba is installed and asked
+for, a loop over the engine's own arithmetic is compiled; else numpy does the same for all pairs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChoiceTable:
     Args:
         rows: For each choice the paths between its ends, and the pair that it chooses in.
         routing: The policy's routing parameters.
-        compiled: Whether to compile; by default where numba is installed.
+        compiled: Compile the loop, where numba is installed; the first call then takes seconds.
 
     Raises:
         ValueError: The policy wants waiting.
@@ -48,7 +48,7 @@ class ChoiceTable:
         rows: Sequence[tuple[PathSet, Pair]],
         routing: Routing,
         *,
-        compiled: bool | None = None,
+        compiled: bool = False,
     ) -> None:
         if routing.yield_ns:
             raise ValueError("routing.yield_ns: a table of choices has no flows that wait")
@@ -66,7 +66,7 @@ class ChoiceTable:
         self._links = int(self._path_links.max(initial=0)) + 1
         self._first = self._orders[:, 0].copy()
         self._primaries = self._path_links[np.arange(len(rows)), self._first]
-        self._by_numpy = find_spec("numba") is None if compiled is None else not compiled
+        self._by_numpy = not compiled or find_spec("numba") is None
 
     def choose(self, worth: Floats, seen_ns: Ints, now_ns: int, *, reserve: float = 0.0) -> Ints:
         """The path of each row's next unit.

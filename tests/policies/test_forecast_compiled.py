@@ -1,0 +1,58 @@
+"""The compiled table of forecasts: the same bits as numpy's and as one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from xtune.policies.forecast import make_forecaster
+from xtune.policies.forecast_batch import ForecastTable
+from xtune.policies.schedule import BurstSchedule
+from xtune.policies.spec import Routing
+
+LINKS, STALE_NS = 50, 100_000
+ROUTING = Routing(stale_ns=STALE_NS)
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["one time", "a time each"])
+def test_the_compiled_loop_gives_the_same_bits(alike: bool) -> None:
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(7)
+    compiled = ForecastTable(LINKS, ROUTING, compiled=True)
+    by_numpy = ForecastTable(LINKS, ROUTING)
+    singles = [make_forecaster(ROUTING) for _ in range(LINKS)]
+    at_ns = 1_700_000_000_000_000_000
+    for _ in range(400):
+        at_ns += int(rng.choice([0, 1, 777, 10_000, STALE_NS, STALE_NS + 1, -STALE_NS, -(10**6)]))
+        readings = np.where(rng.random(LINKS) < 0.2, math.nan, rng.random(LINKS))
+        skew = rng.choice([0, 0, 700, -700, STALE_NS], LINKS)
+        times = at_ns if alike else at_ns + skew
+        compiled.update(readings, times)
+        by_numpy.update(readings, times)
+        for i, single in enumerate(singles):
+            single.update(float(readings[i]), at_ns if alike else int(at_ns + skew[i]))
+        np.testing.assert_array_equal(compiled.level, [one.level for one in singles])
+        np.testing.assert_array_equal(compiled.slope, [one.slope for one in singles])
+        known = ~np.isnan(compiled.level)
+        np.testing.assert_array_equal(compiled.heard_ns[known], by_numpy.heard_ns[known])
+        peaks = [one.peak(200_000) for one in singles]
+        np.testing.assert_array_equal(compiled.peak(200_000), peaks)
+
+
+def test_marks_and_a_schedule_are_heeded_by_a_compiled_table() -> None:
+    pytest.importorskip("numba")
+    tables = [ForecastTable(3, ROUTING, compiled=compiled) for compiled in (True, False)]
+    readings, marks = np.array([0.1, 0.2, math.nan]), np.array([0.05, math.nan, 0.01])
+    schedule = BurstSchedule()
+    for table in tables:
+        table.update(readings, 1000)
+        table.update(readings, 2000, marks)
+        table.update(readings, 3000)
+    np.testing.assert_array_equal(tables[0].peak(100), tables[1].peak(100))
+    assert tables[0].peak(100)[0] > 0.1
+    for table in tables:
+        table.expect(schedule)
+        table.update(readings, 4000)
+    np.testing.assert_array_equal(tables[0].peak(100), tables[1].peak(100))
