@@ -128,7 +128,7 @@ def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) 
     """A policy's routing with values that suit the probes of a real network.
 
     The presets' values are the founding document's and suit a simulator, where a link has a
-    reading each 10 us. Here a queue fills within a few probes, so the newest counts most and half
+    reading each 10 us. Here a queue fills within a few probes, so the newest counts most and 40 %
     full, two probes ahead, is a warning. A flow stays for ten probes after a move; those that were
     there before another came wait for 6 to 18, in which they see whether its move helped.
     A reading holds for twenty.
@@ -157,7 +157,7 @@ def with_probes(policy: Policy, interval_ns: int, *, whole_flows: bool = False) 
         horizon_ns=2 * interval_ns,
         level_gain=0.8,
         slope_gain=0.8,
-        enter_occupancy=0.5,
+        enter_occupancy=0.4,
         exit_occupancy=0.2,
         cold_occupancy=0.3,
         moves_per_ms=1e6 / hold_ns,

@@ -49,6 +49,7 @@ def test_a_flow_by_hand() -> None:
     assert found["reordered"] == 1
     assert found["longest_gap_ms"] == pytest.approx(60e-6)
     assert found["delay_ms"]["1"] == pytest.approx(50e-6)
+    assert found["delay_ms"]["jitter"] == pytest.approx(50e-6 - 6e-6)  # of 5, 6, 20, 50 ns
     nothing = packets(sent, None)
     assert (nothing["received"], nothing["loss"], nothing["longest_gap_ms"]) == (0, 1.0, None)
     assert packets({"sent": 0, "unsent": 0, "seconds": 1.0}, None)["loss"] is None

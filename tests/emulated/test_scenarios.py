@@ -137,7 +137,7 @@ def test_the_command_writes_what_it_prints(fabric: Fabric, tmp_path: Path) -> No
     found = json.loads(out.read_text())
     assert set(found["scenarios"]) == {"bursts", "no_yield"}
     assert found["policy"]["routing"]["probe_interval_ns"] == 10_000_000
-    for flow in found["scenarios"]["bursts"]["off"]["flows"]:
+    for flow in found["scenarios"]["no_yield"]["flows"]:
         assert f"loss {flow['loss'] * 100:.2f} %" in done.stdout
 
 

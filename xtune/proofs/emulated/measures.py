@@ -42,17 +42,25 @@ def packets(sent: Mapping[str, Any], arrived: Mapping[str, Any] | None) -> Plain
         "received": 0, "bytes": 0, "reordered": 0, "delay_ns": {}, "longest_gap_ns": None
     }  # fmt: skip
     found |= arrived or {}
-    delays = {q: ns / 1e6 for q, ns in found["delay_ns"].items()}
     seconds = sent["seconds"]
     return {
         "sent": sent["sent"], "unsent": sent["unsent"], "received": found["received"],
         "loss": 1.0 - found["received"] / sent["sent"] if sent["sent"] else None,
         "seconds": seconds, "received_mbps": found["bytes"] * 8 / seconds / 1e6,
-        "reordered": found["reordered"], "delay_ms": delays,
-        "delay_p999_less_median_ms": delays["0.999"] - delays["0.5"] if delays else None,
+        "reordered": found["reordered"], "delay_ms": delays_ms(found),
         "longest_gap_ms": None if found["longest_gap_ns"] is None
         else found["longest_gap_ns"] / 1e6,
     }  # fmt: skip
+
+
+def delays_ms(arrived: Mapping[str, Any]) -> dict[str, float]:
+    """Quantiles of a burst's one-way delay in ms, and its jitter: p99.9 less the median.
+
+    Args:
+        arrived: What a receiver told of it.
+    """
+    found = {q: ns / 1e6 for q, ns in arrived["delay_ns"].items()}
+    return found | {"jitter": found["0.999"] - found["0.5"]} if found else {}
 
 
 def probes(log: Path, path: int, first_ns: int, last_ns: int) -> Plain:

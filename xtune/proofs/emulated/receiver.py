@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from xtune.proofs.emulated.measures import quantile
 from xtune.proofs.emulated.traffic import HEAD, Commands, tell
 
 _BUFFER_BYTES = 1 << 23  # what waits while this process is not scheduled
@@ -50,12 +51,10 @@ class Burst:
 
     def told(self) -> dict[str, Any]:
         """As plain data."""
-        delays = sorted(self._delays)
-        places = [min(len(delays) - 1, int(q * len(delays))) for q in _QUANTILES]
         return {
             "received": self.received, "bytes": self.size, "reordered": self.reordered,
             "longest_gap_ns": self._longest_gap_ns,
-            "delay_ns": {f"{q:g}": delays[i] for q, i in zip(_QUANTILES, places, strict=True)},
+            "delay_ns": {f"{q:g}": quantile(self._delays, q) for q in _QUANTILES},
         }  # fmt: skip
 
 

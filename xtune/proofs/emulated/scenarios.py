@@ -12,6 +12,7 @@ from typing import Any
 
 from xtune.proofs.emulated.measures import (
     Plain,
+    delays_ms,
     median_interval,
     packets,
     probes,
@@ -53,8 +54,7 @@ def collision(stage: Stage, seconds: float, *, tcp: bool = False) -> Plain:
         "flows": streams or flows,
         "window_ns": (first_ns, last_ns),
         "moves": _moves(stage, onset_ns),
-        "pauses_ms": [round(event["ms"]) for flow in range(2)
-                      for event in stage.events(flow, "paused") if event["at_ns"] > onset_ns],
+        "pauses": len(_pauses(stage, onset_ns)),
     }  # fmt: skip
 
 
@@ -84,9 +84,14 @@ def reaction(stage: Stage, repeats: int, seed: int, each_s: float = 0.6) -> Plai
         repeats: How many.
         seed: Of the time between the flows, so that probes are met at any phase.
         each_s: How long the two flows are together.
+
+    Returns:
+        Quantiles over all repeats, and over those in which no sender was left without a processor
+        for long before the move; the moves of each.
     """
     rng = random.Random(seed)
     first_ms: list[float] = []
+    undisturbed_ms: list[float] = []
     moves: list[int] = []
     losses: list[float] = []
     for _ in range(repeats):
@@ -98,11 +103,14 @@ def reaction(stage: Stage, repeats: int, seed: int, each_s: float = 0.6) -> Plai
         losses += [flow["loss"] for flow in _stop(stage)]
         found = _moves(stage, onset_ns)
         moves.append(len(found))
-        first_ms += [move["after_ms"] for move in found[:1]]
+        for move in found[:1]:
+            first_ms.append(move["after_ms"])
+            if not any(pause < move["after_ms"] for pause in _pauses(stage, onset_ns)):
+                undisturbed_ms.append(move["after_ms"])
     return {
-        "repeats": repeats, "moved": len(first_ms),
-        "onset_to_move_ms": {f"{q:g}": quantile(first_ms, q) for q in (0.5, 0.9, 1.0)},
-        "median_interval_ms": median_interval(first_ms, seed),
+        "repeats": repeats, "moved": len(first_ms), "undisturbed": len(undisturbed_ms),
+        "onset_to_move_ms": _spread(first_ms), "undisturbed_ms": _spread(undisturbed_ms),
+        "median_interval_ms": median_interval(undisturbed_ms, seed),
         "all_ms": first_ms, "moves": moves, "most_loss": max(losses),
     }  # fmt: skip
 
@@ -197,20 +205,35 @@ def agents_killed(stage: Stage) -> Plain:
 
 
 def bursts(stage: Stage, seconds: float, on_s: float = 0.1, off_s: float = 0.15) -> Plain:
-    """The second flow comes and goes: what its bursts do to the first one's delay.
+    """The second flow comes and goes: what its bursts do to the delay of both.
 
     Args:
         stage: With the engine or without.
-        seconds: How long.
+        seconds: How long, after a first second that is told apart.
         on_s: Length of a burst.
         off_s: Length of a pause.
+
+    Returns:
+        Delays of both flows in the first second and after it; moves and loss in all of it.
     """
     _prepare(stage)
     _start(stage, 0)
     time.sleep(SETTLE_S)
+    alone = [_flow_report(stage, flow) for flow in range(2)]
     onset_ns = _start(stage, 1, on_s=on_s, off_s=off_s)
+    time.sleep(1.0)
+    first = [_flow_report(stage, flow) for flow in range(2)]
     time.sleep(seconds)
-    return {"flows": _stop(stage), "moves": _moves(stage, onset_ns)}
+    after = [_flow_report(stage, flow) for flow in range(2)]
+    ended = _stop(stage)
+    came = [_received(alone[i]) + _received(first[i]) + _received(after[i]) + ended[i]["received"]
+            for i in range(2)]  # fmt: skip
+    return {
+        "first_second": [delays_ms(_only(report)) for report in first],
+        "after_it": [delays_ms(_only(report)) for report in after],
+        "loss": [1.0 - came[i] / ended[i]["sent"] for i in range(2)],
+        "moves": _moves(stage, onset_ns),
+    }
 
 
 def _prepare(stage: Stage) -> None:
@@ -247,6 +270,13 @@ def _flow_report(stage: Stage, flow: int) -> Plain:
     return stage.receivers[flow].wait_for("report")
 
 
+def _only(report: Plain) -> Plain:
+    """The one burst of a report."""
+    (burst,) = report["bursts"].values()
+    found: Plain = burst
+    return found
+
+
 def _received(report: Plain) -> int:
     return sum(burst["received"] for burst in report["bursts"].values())
 
@@ -264,6 +294,17 @@ def _moves(stage: Stage, since_ns: int) -> list[Plain]:
         if event["at_ns"] > since_ns
     ]
     return sorted(found, key=lambda move: move["after_ms"] or 0.0)
+
+
+def _pauses(stage: Stage, since_ns: int) -> list[float]:
+    """When a sender was left without a processor, in ms since a time."""
+    events = [event for flow in range(2) for event in stage.events(flow, "paused")]
+    ended = [event["at_ns"] + event["ms"] * 1e6 for event in events]
+    return [(at_ns - since_ns) / 1e6 for at_ns in ended if at_ns > since_ns]
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    return {f"{q:g}": quantile(values, q) for q in (0.5, 0.9, 1.0)}
 
 
 def _moved_to(stage: Stage, flow: int, path: int, since_ns: int) -> int | None:

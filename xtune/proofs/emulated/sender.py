@@ -22,7 +22,7 @@ from xtune.proofs.emulated.traffic import HEAD, Commands, tell
 
 _TURN_S = 0.001  # the engine has its turn at least so often
 _MOST_BEHIND_NS = 4_000_000  # what a late sender catches up with, an eighth of the queue
-_PAUSE_NS = 50_000_000  # without a turn for so long: the machine had other things to do
+_PAUSE_NS = 20_000_000  # without a turn for so long: the machine had other things to do
 _CHUNK = bytes(1 << 16)
 
 
