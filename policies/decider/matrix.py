@@ -43,6 +43,7 @@ class _Cell:
     table: LinkTable
     finished: int | None = None
     heard_ns: int = _NEVER_NS  # of the newest outcome
+    margin: float | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class Matrix:
             cell = cells[record.path] = self._cell(host, record.link)
         first = cell.finished is None
         new = (record.finished - (cell.finished or 0)) % OUTCOMES
-        cell.finished = record.finished
+        cell.finished, cell.margin = record.finished, record.margin
         seen = min(new, HISTORY)
         self._observe(cell, record, seen, now_ns)
         self.dirty.add(cell.link.block)
@@ -130,6 +131,12 @@ class Matrix:
     def paths(self, reporter: Hashable) -> int:
         """How many paths a reporter told of."""
         return len(self._cells.get(reporter, ()))
+
+    def least_margin(self, reporter: Hashable) -> tuple[float, str] | None:
+        """The least signal margin that a reporter told of, and the link; None if unknown."""
+        cells = self._cells.get(reporter, {}).values()
+        known = ((cell.margin, cell.link.name) for cell in cells if cell.margin is not None)
+        return min(known, default=None)
 
     def _observe(self, cell: _Cell, record: Record, count: int, now_ns: int) -> None:
         done_ns = now_ns - record.finished_age_ns

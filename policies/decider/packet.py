@@ -7,7 +7,8 @@ under the same secret, but of another kind: neither passes for a probe or for th
 
 A report goes on with: when the agent began 8, epoch that it follows 8, records 1, host name
 (length 1, UTF-8), then the records: path 2, outcomes 4, history 8, age of the last outcome 8, age
-of the last answer 8 (all ones: none), occupancy 8, error rate 8, marks 8, link (length 1, UTF-8).
+of the last answer 8 (all ones: none), occupancy 8, error rate 8, margin 8, marks 8, link (length
+1, UTF-8).
 
 A snapshot: epoch 8, version 8, stamp of the host's newest report that it knows 8, how long ago
 its ages were true 4 (us), block 2 (all ones: none, a sign of life), part 2, parts 2, then the
@@ -36,7 +37,7 @@ NO_BLOCK = 0xFFFF
 
 _HEAD = struct.Struct("!HBBHHIQ")
 _REPORT = struct.Struct("!QQBB")
-_RECORD = struct.Struct("!HIQQQdddB")
+_RECORD = struct.Struct("!HIQQQddddB")
 _SNAPSHOT = struct.Struct("!QQQIHHH")
 _PERSON = b"xtdecide"
 _NO_AGE_NS = (1 << 64) - 1
@@ -64,7 +65,7 @@ class Record(NamedTuple):
         history: The last 64 of them, bit 0 the newest; a set bit is a lost probe.
         finished_age_ns: How long ago the last of them ended.
         answered_age_ns: How long ago the last answer arrived.
-        occupancy, error_rate, marks: At that answer.
+        occupancy, error_rate, margin, marks: At that answer.
     """
 
     path: int
@@ -75,6 +76,7 @@ class Record(NamedTuple):
     answered_age_ns: int | None = None
     occupancy: float | None = None
     error_rate: float | None = None
+    margin: float | None = None
     marks: float | None = None
 
 
@@ -313,7 +315,7 @@ def pack_record(record: Record) -> bytes:
         _NO_AGE_NS if answered_ns is None else answered_ns,
         *(
             math.nan if value is None else value
-            for value in (record.occupancy, record.error_rate, record.marks)
+            for value in (record.occupancy, record.error_rate, record.margin, record.marks)
         ),
         link[0],
     )

@@ -67,6 +67,7 @@ class Reporter:
 
     Attributes:
         counts: By the names of `COUNTED`.
+        epoch: Of the decider that is followed, 0 before the first snapshot.
         socket: Readable where snapshots wait.
 
     Raises:
@@ -99,7 +100,7 @@ class Reporter:
         self._born_ns = self._stamp_ns = wall()
         self._sequence = 0
         self._news: set[int] = set()
-        self._epoch = self._version = 0
+        self.epoch = self._version = 0
         self._window = ReplayWindow()
         self._versions: dict[int, int] = {}
         self._waiting: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)  # reports: stamp, sent
@@ -150,7 +151,7 @@ class Reporter:
         self._due_ns += self._interval_ns  # a grid, so that delays do not add up
         if self._due_ns <= now_ns:
             self._due_ns = now_ns + self._interval_ns
-        if self._news and self._epoch:
+        if self._news and self.epoch:
             self._report(reading)
         if now_ns - self._sent_ns >= KEEPALIVE_NS:
             self._transmit((), now_ns)
@@ -235,6 +236,7 @@ class Reporter:
             None if answered_ns is None else max(0, now_ns - answered_ns),
             known.occupancy,
             known.error_rate,
+            known.margin,
             known.marks,
         )
 
@@ -244,7 +246,7 @@ class Reporter:
         self._stamp_ns = max(self._wall(), self._stamp_ns + 1)
         self._sequence = (self._sequence + 1) % SEQUENCES
         report = Report(
-            self._sequence, self._stamp_ns, self._born_ns, self._epoch, self._host, records
+            self._sequence, self._stamp_ns, self._born_ns, self.epoch, self._host, records
         )
         try:
             if not self._out:
@@ -272,11 +274,11 @@ class Reporter:
         if snapshot.echo_ns < self._born_ns:  # made before this agent began
             self.counts[Drop.REPLAYED] += 1
             return
-        if snapshot.epoch < self._epoch:
+        if snapshot.epoch < self.epoch:
             self.counts["older_epoch"] += 1
             self._say("older_epoch", "an earlier decider still sends, and is refused: end it")
             return
-        if snapshot.epoch > self._epoch:
+        if snapshot.epoch > self.epoch:
             self._follow(snapshot.epoch)
         if not self._window.take(snapshot.sequence, snapshot.stamp_ns):
             self.counts[Drop.REPLAYED] += 1
@@ -291,7 +293,7 @@ class Reporter:
 
     def _follow(self, epoch: int) -> None:
         """A decider has begun: what the one before said goes, and it is told everything."""
-        self._epoch, self._version = epoch, 0
+        self.epoch, self._version = epoch, 0
         self._window = ReplayWindow()
         self._versions.clear()
         self._writer.clear()
@@ -320,7 +322,7 @@ class Reporter:
     def _note(self) -> None:
         known = {
             "decider": f"{self._decider[0]}:{self._decider[1]}",
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "version": self._version,
             "report_to_weights_p50_us": self.latency_us(0.5),
             "report_to_weights_p99_us": self.latency_us(0.99),

@@ -325,12 +325,15 @@ class Decider:
         timeout_ns = round(self._config.host_timeout_s * 1e9)
         for out, host in list(self._hosts.items()):
             if now_ns - host.heard_ns <= timeout_ns:
+                least = self._matrix.least_margin(out)
                 known = {
                     "host": host.name,
                     "address": f"{host.peer[0]}:{host.peer[1]}",
                     "heard_ns": host.heard_ns,
                     "paths": self._matrix.paths(out),
                     "reports": host.reports,
+                    "least_margin": None if least is None else least[0],
+                    "least_margin_link": None if least is None else least[1],
                 }
                 self._state.note(host.place, known)
                 continue

@@ -10,8 +10,11 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.decider.helpers import MS, WIRE, Centre, Host, S, free_port, meet
 from tests.probe.helpers import KEY
@@ -328,11 +331,11 @@ def snapshot(
     epoch: int,
     version: int,
     between: bytes | None = None,
-    **more: object,
+    **more: Any,
 ) -> bytes:
     body = pack_body([Entry("a>b", version / 100, 0, 1)])
     made = Snapshot(sequence, sequence, epoch, version, host.clocks.wall(), block=0, body=body)
-    made = made._replace(**more)  # type: ignore[arg-type]
+    made = made._replace(**more)
     return WIRE.pack_snapshot(made, host.ends()[0] if between is None else between)
 
 
@@ -404,6 +407,58 @@ def test_every_snapshot_is_taken_or_counted_by_name(forger: tuple[socket.socket,
     host.hear(sum(len(payloads) for payloads in cases.values()))
     counts = host.reporter.counts
     assert {name: counts[name] for name in cases} == {n: len(p) for n, p in cases.items()}
+
+
+told_snapshots = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # epoch
+        st.integers(1, 5),  # version
+        st.sampled_from([0, 1, NO_BLOCK]),
+        st.booleans(),  # made before the agent began
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(told_snapshots, st.data())
+def test_whatever_comes_in_whatever_order_no_block_goes_back(
+    forger: tuple[socket.socket, Host],
+    told: list[tuple[int, int, int, bool]],
+    data: st.DataObject,
+) -> None:
+    """Deciders that each send rising versions; the network repeats and turns what they send."""
+    channel, host = forger
+    first = host.reporter.epoch + 1  # later than those of the example before
+    before = dict(host.reporter.counts)
+    sent = []
+    for sequence, (epoch, version, block, early) in enumerate(sorted(told), 1):
+        echo_ns = host.clocks.wall() - (S if early else 0)
+        body = b"" if block == NO_BLOCK else pack_body([Entry(f"{block}", version, 0, 1)])
+        more: dict[str, Any] = {"block": block, "body": body, "echo_ns": echo_ns}
+        sent.append(snapshot(host, sequence, first + epoch, version, **more))
+    sent = data.draw(st.permutations(sent + sent[::2]))
+    newest: dict[int, tuple[int, int]] = {}
+    epochs = []
+    reader = WeightsReader(host.weights)
+    for payload in sent:
+        channel.send(payload)
+        host.hear()
+        blocks = [b for b in reader.blocks() if b.epoch >= first]
+        assert len({block.epoch for block in blocks}) <= 1
+        epochs += [block.epoch for block in blocks]
+        for known in blocks:
+            number = int(known.entries()[0].link)
+            assert (known.epoch, known.version) >= newest.get(number, (0, 0))
+            newest[number] = known.epoch, known.version
+    reader.close()
+    assert epochs == sorted(epochs)
+    after = host.reporter.counts
+    grown = {name: after[name] - before[name] for name in ("snapshots", "replayed", "older_epoch")}
+    assert sum(grown.values()) == len(sent)
+    fresh = [key for key in told if not key[3]]
+    if fresh:  # the latest decider of all was followed
+        assert host.reporter.epoch == first + max(epoch for epoch, *_ in fresh)
 
 
 def test_a_decider_that_hosts_left_for_a_later_one_says_so_once(

@@ -126,7 +126,7 @@ def test_weights_are_those_of_a_hosts_own_table_fed_with_the_same_readings(
             record = Record(
                 0, "a>b", log[0], log[1], 0,
                 None if reading.answered_ns is None else now_ns - reading.answered_ns,
-                reading.occupancy, reading.error_rate, reading.marks,
+                reading.occupancy, reading.error_rate, None, reading.marks,
             )  # fmt: skip
             sent = wire.pack_report(Report(1, 2, 3, 4, "h0", (record,)), OUT)
             report = wire.unpack_report(sent, OUT)
@@ -249,6 +249,18 @@ def test_a_path_that_measures_another_link_now_says_nothing_of_the_first() -> No
     assert verdict(matrix, "x", MS).age_us is None
     assert verdict(matrix, "y", MS).weight == 0.75
     assert matrix.counts() == {"links": 2, "cells": 1}
+
+
+def test_the_least_margin_of_a_reporter_and_its_link() -> None:
+    matrix = made()
+    assert matrix.least_margin("h0") is None
+    for path, margin in enumerate((None, 2.5, -1.25, 3.0)):
+        record = answered(f"link-{path}", 1)._replace(path=path, margin=margin)
+        matrix.take("h0", "h0", record, MS)
+    matrix.take("h1", "h1", answered("x", 1), MS)
+    assert matrix.least_margin("h0") == (-1.25, "link-2") and matrix.least_margin("h1") is None
+    matrix.take("h0", "h0", answered("link-2", 2)._replace(path=2), MS)
+    assert matrix.least_margin("h0") == (2.5, "link-1")
 
 
 def test_outcomes_that_came_too_many_at_once_are_counted_but_not_at_first() -> None:

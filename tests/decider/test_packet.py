@@ -47,6 +47,7 @@ some_records = st.builds(
     answered_age_ns=st.none() | ages,
     occupancy=shares,
     error_rate=shares,
+    margin=shares,
     marks=shares,
 )
 some_reports = st.builds(
@@ -92,14 +93,14 @@ def headed(content: bytes, magic: bytes = b"xr") -> bytes:
 
 
 def test_bytes_of_a_report_written_out() -> None:
-    record = Record(3, "a>b", 0x01020304, 5, 1000, None, 0.5, None, 1.0)
+    record = Record(3, "a>b", 0x01020304, 5, 1000, None, 0.5, None, 0.5, 1.0)
     report = Report(0x0A0B0C0D, 0x1112131415161718, 7, 9, "h0", (record,))
     nan, half, one = "7ff8000000000000", "3fe0000000000000", "3ff0000000000000"
     whole = bytes.fromhex(
-        "7872" "01" "00" "006a" "0000" "0a0b0c0d" "1112131415161718"
+        "7872" "01" "00" "0072" "0000" "0a0b0c0d" "1112131415161718"
         "0000000000000007" "0000000000000009" "01" "02" "6830"
         "0003" "01020304" "0000000000000005" "00000000000003e8" "ffffffffffffffff"
-        + half + nan + one + "03" "613e62"
+        + half + nan + half + one + "03" "613e62"
     )  # fmt: skip
     assert WIRE.pack_report(report, OUT) == sealed(whole)
 
@@ -141,7 +142,7 @@ def test_not_known_comes_back_as_not_known() -> None:
     assert found.weight != found.weight and found[2:] == (3, 1)
     bare = Record(0, "a", 1, 0, 0)
     report = WIRE.unpack_report(WIRE.pack_report(Report(1, 2, 3, 4, "h", (bare,)), OUT), OUT)
-    assert isinstance(report, Report) and report.records[0][5:] == (None, None, None, None)
+    assert isinstance(report, Report) and report.records[0][5:] == (None,) * 5
 
 
 @settings(deadline=None, max_examples=50)

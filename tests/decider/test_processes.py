@@ -153,6 +153,7 @@ def test_a_decider_that_is_killed_is_noticed_and_its_successor_knows_all_again(
     assert counts["records_refused"] == counts["hosts_refused"] == counts["replayed"] == 0
 
 
+@pytest.mark.slow
 def test_an_agent_that_dies_takes_its_readings_with_it(fabric: Fabric) -> None:
     fabric.fill("low", 0.25)
     fabric.fill("high", 0.75)
@@ -217,6 +218,7 @@ def test_versions_rise_for_every_reader_and_every_report_is_counted(fabric: Fabr
     assert sum(host["decider_older_version"] for host in reported) == 0
 
 
+@pytest.mark.slow
 def test_show_tells_what_each_side_knows(fabric: Fabric) -> None:
     fabric.fill("low", 0.25)
     fabric.decider()
@@ -238,6 +240,7 @@ def test_show_tells_what_each_side_knows(fabric: Fabric) -> None:
     assert host["host"] == "h0" and host["paths"] == 2 and host["heard_s"] >= 0
 
 
+@pytest.mark.slow
 def test_it_runs_from_an_exported_module(fabric: Fabric) -> None:
     content, _ = module_files(preset("joint"), "deciding")
     for name, data in content.items():
@@ -260,6 +263,7 @@ def test_what_cannot_run_says_so_in_one_line(command: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_second_decider_on_one_state_or_address_is_refused(fabric: Fabric) -> None:
     fabric.decider()
     for state in ("state", "another"):
