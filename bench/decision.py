@@ -2,7 +2,8 @@
 
 Wide path sets (16 shortest paths and 2 detours between 64 hosts) and readings that keep a
 tenth of the links warm, so that decisions do search and move. Beside them plain Python's floor:
-one dictionary look-up and one comparison.
+one dictionary look-up and one comparison. The whole of a decision, with the readings that it
+takes from shared memory, is in `bench.decision_whole`, tables of many in `bench.decision_tables`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ GOAL_US = 10.0  # founding document R5
 LEAVES, SPINES, HOSTS = 16, 16, 4
 
 
-def _links() -> list[DirectedLink]:
+def links() -> list[DirectedLink]:
+    """All directed links of the fabric."""
     ends = [(f"h{a}.{n}", f"l{a}") for a in range(LEAVES) for n in range(HOSTS)]
     ends += [(f"l{a}", f"s{b}") for a in range(LEAVES) for b in range(SPINES)]
     both = [pair for a, b in ends for pair in ((a, b), (b, a))]
     return [DirectedLink(name=f"{a}>{b}", src=a, dst=b) for a, b in both]
 
 
-def _quantile_us(times_ns: list[int], share: float) -> float:
+def pairs() -> list[tuple[str, str]]:
+    """One host, and all others that it sends to."""
+    hosts = [f"h{a}.{n}" for a in range(LEAVES) for n in range(HOSTS)]
+    return [(hosts[0], dst) for dst in hosts[1:]]
+
+
+def quantile_us(times_ns: list[int], share: float) -> float:
+    """A quantile of times, in us."""
     return sorted(times_ns)[int(share * len(times_ns))] / 1000
 
 
-def _once(links: list[DirectedLink], pairs: list[tuple[str, str]], router: Router) -> list[float]:
+def _once(names: list[str], router: Router) -> list[float]:
     rng = random.Random(1)
-    names = [link.name for link in links]
-    flows = [(src, dst, ident) for src, dst in pairs for ident in range(4)]
+    flows = [(src, dst, ident) for src, dst in pairs() for ident in range(4)]
     for flow in flows:
         router.choose(flow, at_ns=0)
     decisions, readings, floor = [], [], []
@@ -58,20 +66,19 @@ def _once(links: list[DirectedLink], pairs: list[tuple[str, str]], router: Route
         _ = table[flow] > 0.7
         floor.append(clock() - started)
     return [
-        _quantile_us(decisions, 0.5),
-        _quantile_us(decisions, 0.99),
-        _quantile_us(readings, 0.99),
-        _quantile_us(floor, 0.5),
+        quantile_us(decisions, 0.5),
+        quantile_us(decisions, 0.99),
+        quantile_us(readings, 0.99),
+        quantile_us(floor, 0.5),
     ]
 
 
 def run() -> list[dict]:
     """Medians of several runs."""
-    links = _links()
-    hosts = [f"h{a}.{n}" for a in range(LEAVES) for n in range(HOSTS)]
-    pairs = [("h0.0", dst) for dst in hosts[1:]]
-    paths = PathFinder(links).path_sets(pairs)
-    runs = [_once(links, pairs, Router(paths, preset("joint"))) for _ in range(RUNS)]
+    fabric = links()
+    names = [link.name for link in fabric]
+    paths = PathFinder(fabric).path_sets(pairs())
+    runs = [_once(names, Router(paths, preset("joint"))) for _ in range(RUNS)]
     p50, p99, observe, floor = (statistics.median(column) for column in zip(*runs, strict=True))
     against = f"the founding document's limit; a look-up alone takes {floor:.2f} us here"
     return [
