@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from functools import cache
 from typing import NamedTuple
 
 from ..probe.packet import MAC_BYTES, Drop, Seal  # noqa: TID252 - exported under another name
@@ -166,11 +167,13 @@ def unpack_body(body: bytes) -> list[Entry] | None:
     cut = split_body(body)
     if cut is None:
         return None
-    names, values = cut
-    return [
-        Entry(name, weight, age, reporters)
-        for name, (weight, age, reporters) in zip(unpack_names(names), values, strict=True)
-    ]
+    try:
+        names = unpack_names(cut[0])
+    except UnicodeDecodeError:
+        return None
+    if not all(names) or any(weight < 0.0 for weight, _, _ in cut[1]):
+        return None
+    return [Entry(name, *values) for name, values in zip(names, cut[1], strict=True)]
 
 
 def split_body(body: bytes) -> tuple[bytes, list[tuple[float, int | None, int]]] | None:
@@ -179,8 +182,7 @@ def split_body(body: bytes) -> tuple[bytes, list[tuple[float, int | None, int]]]
     Names seldom change between two versions of a block, so a reader need not decode them anew.
 
     Returns:
-        None where it is no block: a length that does not fit, a name that is no text, a weight
-        below 0.
+        None where the lengths do not fit; names and weights are not looked at.
     """
     end = 1
     count = body[0] if body else 0
@@ -189,14 +191,11 @@ def split_body(body: bytes) -> tuple[bytes, list[tuple[float, int | None, int]]]
             return None
         end += 1 + body[end]
     form = _values(count)
-    if len(body) != end + form.size or not _all_texts(body[1:end]):
+    if len(body) != end + form.size:
         return None
     values = form.unpack_from(body, end)
-    weights = values[:count]
-    if any(weight < 0.0 for weight in weights):
-        return None
     ages = (None if age == _NO_AGE_US else age for age in values[count : 2 * count])
-    return body[1:end], list(zip(weights, ages, values[2 * count :], strict=True))
+    return body[1:end], list(zip(values[:count], ages, values[2 * count :], strict=True))
 
 
 def unpack_names(names: bytes) -> list[str]:
@@ -356,11 +355,12 @@ def _snapshot(sequence: int, stamp_ns: int, content: bytes) -> Snapshot | Drop:
     found = Snapshot(sequence, stamp_ns, *fields)._replace(body=body)
     if found.block == NO_BLOCK:
         return Drop.FOREIGN if body else found
-    if found.block >= MOST_BLOCKS or split_body(body) is None:
+    if found.block >= MOST_BLOCKS or unpack_body(body) is None:
         return Drop.FOREIGN
     return found
 
 
+@cache  # 256 of them at most
 def _values(count: int) -> struct.Struct:
     return struct.Struct(f"!{count}d{count}I{count}B")
 
@@ -370,10 +370,3 @@ def _text(name: str) -> bytes:
     if not 0 < len(encoded) <= MOST_TEXT_BYTES:
         raise ValueError(f"a name of {len(encoded)} bytes, 1 to {MOST_TEXT_BYTES} are allowed")
     return bytes((len(encoded),)) + encoded
-
-
-def _all_texts(names: bytes) -> bool:
-    try:
-        return all(unpack_names(names))
-    except UnicodeDecodeError:
-        return False

@@ -109,6 +109,7 @@ class Decider:
         self._epoch = wall()
         self._version = 0
         self._stamp_ns = 0
+        self._state = WeightsWriter(config.state, MOST_HOSTS, COUNTED, clock)
         self._log = DecisionLog(config.log)
         self._matrix = Matrix(config.policy.routing, self._log)
         self._hosts: dict[bytes, _Host] = {}
@@ -121,7 +122,6 @@ class Decider:
         self._built_ns = 0
         self._changed = False
         self._next_ns = self._quiet_ns = self._noted_ns = clock()
-        self._state = WeightsWriter(config.state, MOST_HOSTS, COUNTED, clock)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._arrivals = Arrivals(clock, wall)
         try:

@@ -24,7 +24,6 @@ from xtune.policies.decider.packet import (
     pack_body,
     record_bytes,
     room_for_records,
-    split_body,
     unpack_body,
 )
 from xtune.policies.probe.packet import Codec, Drop, Packet, ends
@@ -212,7 +211,7 @@ def test_an_authentic_report_that_is_cut_is_refused(report: Report, data: st.Dat
     ],
 )
 def test_a_block_that_is_none_is_refused(body: bytes) -> None:
-    assert split_body(body) is None and unpack_body(body) is None
+    assert unpack_body(body) is None
     content = struct.pack("!QQQIHHH", 3, 4, 5, 6, 7, 0, 1) + body
     assert WIRE.unpack_snapshot(headed(content, b"xs"), OUT) is Drop.FOREIGN
 
