@@ -24,7 +24,7 @@ LIMIT_S = 400.0
 GBPS = 1
 GOAL = 0.5
 CABLE = "xtune0"
-ADDRESSES = ("10.253.0.1/30", "10.253.0.2/30")
+NETWORK = "10.253.0"
 NAMES = (
     "policies.step_1gbps_vs_bf16",
     "policies.step_1gbps_q4_8_vs_bf16",
@@ -43,24 +43,33 @@ def _call(*command: str) -> None:
         raise NoLinkError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _lay_cable(pids: list[int]) -> None:
-    """Join two namespaces and shape what each end sends."""
+def lay_cable(pids: list[int], name: str, network: str) -> None:
+    """Join two namespaces and shape what each end sends.
+
+    Args:
+        pids: a process in each.
+        name: of the device on both ends.
+        network: first three bytes of the addresses.
+
+    Raises:
+        NoLinkError: it cannot be done here.
+    """
     first, second = map(str, pids)
     _call(
-        "ip", "link", "add", "name", CABLE, "netns", first,
-        "type", "veth", "peer", "name", CABLE, "netns", second,
+        "ip", "link", "add", "name", name, "netns", first,
+        "type", "veth", "peer", "name", name, "netns", second,
     )  # fmt: skip
-    for pid, address in zip((first, second), ADDRESSES, strict=True):
+    for pid, end in ((first, 1), (second, 2)):
         inside = ("nsenter", "--target", pid, "--net")
-        _call(*inside, "ip", "address", "add", address, "dev", CABLE)
-        _call(*inside, "ip", "link", "set", CABLE, "up")
+        _call(*inside, "ip", "address", "add", f"{network}.{end}/30", "dev", name)
+        _call(*inside, "ip", "link", "set", name, "up")
         _call(
-            *inside, "tc", "qdisc", "add", "dev", CABLE, "root",
+            *inside, "tc", "qdisc", "add", "dev", name, "root",
             "tbf", "rate", f"{GBPS}gbit", "burst", "256kb", "latency", "50ms",
         )  # fmt: skip
 
 
-def _ready(rank: subprocess.Popen[str]) -> bool:
+def ready(rank: subprocess.Popen[str]) -> bool:
     """Wait until a rank runs, in its namespace; False where it may not have one."""
     assert rank.stdout is not None
     return rank.stdout.readline().strip() == _step_rank.READY
@@ -85,9 +94,9 @@ def _train(methods: tuple[str, ...], *, shaped: bool) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             if shaped:
-                if not all(map(_ready, ranks)):
+                if not all(map(ready, ranks)):
                     raise NoLinkError("no namespace for a rank")
-                _lay_cable([rank.pid for rank in ranks])
+                lay_cable([rank.pid for rank in ranks], CABLE, NETWORK)
             for number, rank in enumerate(ranks):
                 task = {
                     "rank": number, "store": str(Path(folder) / "store"), "methods": methods,

@@ -116,7 +116,7 @@ class Striping:
         if lost and self._first:
             rails = ", ".join(str(rail) for rail in lost)
             left = f"{sum(alive)} left" if any(alive) else "the control network carries all"
-            _LOG.warning("xtune: rail %s does not carry any more: %s", rails, left)
+            _LOG.warning("xtune: rails given up: %s; %s", rails, left)
 
     def plan(self, step: int, log: DecisionLog) -> None:
         """Agree on the shares of the next period, by what rails carried and the router wants.

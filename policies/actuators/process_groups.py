@@ -84,6 +84,8 @@ class StripedGroups(Actuator):
         self._clock = clock
         self._groups: dict[int, Any] = {}
         self._threads: list[ThreadPoolExecutor] = []
+        self._buffers: dict[int, Tensor] = {}  # by place among the stripes
+        self._together = False
         self.shares = checked([1.0] * len(rails), len(rails))
         self.alive = [True] * len(rails) if alive is None else list(alive)
         self.meter = Meter(len(rails)) if meter is None else meter
@@ -123,6 +125,7 @@ class StripedGroups(Actuator):
         for thread in self._threads:
             thread.shutdown()
         self._threads.clear()
+        self._buffers.clear()
         self._groups.clear()
 
     def apply(self, shares: Sequence[float]) -> None:
@@ -159,6 +162,10 @@ class StripedGroups(Actuator):
         chosen = [1.0] * len(self.alive) if wanted is None else wanted
         shares = shares_by_speed(self.meter.speeds(), self.alive, chosen)
         return shares if any(shares) else list(self.shares)
+
+    def meet(self) -> None:
+        """All ranks have just met: the next collective need not wait for a late one."""
+        self._together = True
 
     def all_to_all(self, received: Tensor, shares: Tensor) -> None:
         """Row ``r`` of ``shares`` goes to rank ``r``.
@@ -212,15 +219,19 @@ class StripedGroups(Actuator):
             buffer: (n,), overwritten; the bits do not depend on the shares.
         """
         width = -(-buffer.numel() // self._world)
-        padded = buffer.new_zeros(self._world * width)
-        padded[: buffer.numel()] = buffer
-        received = torch.empty_like(padded).view(self._world, width)
-        self.all_to_all(received, padded.view(self._world, width))
-        total = received[0].clone()
+        whole = buffer
+        if self._world * width > buffer.numel():
+            whole = buffer.new_zeros(self._world * width)
+            whole[: buffer.numel()] = buffer
+        received = torch.empty_like(whole).view(self._world, width)
+        self.all_to_all(received, whole)
+        total = received[0]
         for part in received[1:]:
             total += part
-        self.all_gather(received, total)
-        buffer.copy_(received.view(-1)[: buffer.numel()])
+        self.meet()  # a moment ago, at the end of the first half
+        self.all_gather(whole, total)
+        if whole is not buffer:
+            buffer.copy_(whole[: buffer.numel()])
 
     def _carry(
         self, out: Tensor, part_of: Callable[[int, int], Tensor], collective: _Collective
@@ -229,8 +240,12 @@ class StripedGroups(Actuator):
         stripes = self._cut(0, out.shape[1])
         while stripes:
             # A late rank is waited for here, so that a rail's timeout is of its transfer alone.
-            self._gather(torch.zeros(1))
-            buffers = [out.new_empty((out.shape[0], b - a)) for _, a, b in stripes]
+            if not self._together:
+                self._gather(torch.zeros(1))
+            self._together = False
+            buffers = [
+                self._buffer(place, out.shape[0], b - a) for place, (_, a, b) in enumerate(stripes)
+            ]
             jobs = []
             for (rail, a, b), into in zip(stripes, buffers, strict=True):
                 if rail != _CONTROL:
@@ -244,12 +259,20 @@ class StripedGroups(Actuator):
                 done[rail] = job.result() and done[rail]
             self._agree_on_the_living(done)
             left: list[_Stripe] = []
-            for (rail, a, b), into in zip(stripes, buffers, strict=True):
+            for place, ((rail, a, b), into) in enumerate(zip(stripes, buffers, strict=True)):
                 if rail == _CONTROL or self.alive[rail]:
                     out[:, a:b] = into
                 else:
+                    del self._buffers[place]  # what was given up may still be written to
                     left += self._cut(a, b)
             stripes = left
+
+    def _buffer(self, place: int, rows: int, width: int) -> Tensor:
+        """Memory that a stripe arrives in, the same as before where it is large enough."""
+        known = self._buffers.get(place)
+        if known is None or known.numel() < rows * width:
+            known = self._buffers[place] = torch.empty(rows * width, dtype=torch.uint8)
+        return known[: rows * width].view(rows, width)
 
     def _run(
         self,

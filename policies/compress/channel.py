@@ -35,6 +35,9 @@ reduce_scatter_into: Callable[..., object] = getattr(
 class Carrier(Protocol):
     """What payload travels by; tensors of any shape, in the order of the ranks."""
 
+    def meet(self) -> None:
+        """All ranks have just met, and what comes next follows at once."""
+
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """Everyone gets everyone's share."""
 
@@ -53,6 +56,9 @@ class OneGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+
+    def meet(self) -> None:
+        """Of no matter here."""
 
     def all_gather(self, out: Tensor, share: Tensor) -> None:
         """See `Carrier.all_gather`."""
@@ -153,6 +159,7 @@ class Channel:
         everyone = torch.empty(self.world * HEADER_BYTES, dtype=torch.uint8)
         start = self._clock()
         gather_into(everyone, mine, group=self.group)
+        self._carrier.meet()
         self.wait_s += self._clock() - start
         self.sent_bytes += (self.world - 1) * mine.nbytes
         return unpack_all(everyone, HEADER_BYTES)

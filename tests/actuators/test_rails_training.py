@@ -15,6 +15,7 @@ from tests.actuators.rails_training import LAYERS, PERIOD, WIDTH
 WORKER = "tests.actuators.rails_training"
 DENSE = LAYERS * WIDTH * WIDTH * 4  # bytes of a step of two ranks, from each: half in two phases
 RAILS = ["up1", "up2"]
+THREE = ["up1", "up1", "up2"]  # of which two end together
 
 
 @pytest.fixture
@@ -67,19 +68,20 @@ def test_dead_rails_end_no_training_and_change_no_bit(fabric: Fabric, tmp_path: 
     with Ranks(fabric, WORKER, tmp_path / "store", 5.0) as pair:
         pair.all("attach", rails=[], rung=3)
         _, plain = train(pair, 12)
-        pair.all("attach", rails=RAILS, rung=3)
+        pair.all("attach", rails=THREE, rung=3)
         _, told = train(pair, 4)
-        assert told["rails_alive"] == [True, True] and told["plan_mode"] == "quantise"
+        assert told["rails_alive"] == [True] * 3 and told["plan_mode"] == "quantise"
         run(fabric.spines[0], "link set down2 down")
         _, told = train(pair, 3)
-        assert told["rails_alive"] == [False, True] and told["rail_shares"] == [0.0, 1.0]
-        assert told["said"] == ["xtune: rail 0 does not carry any more: 1 left"]
+        assert told["rails_alive"] == [False, False, True]
+        assert told["rail_shares"] == [0.0, 0.0, 1.0]
+        assert told["said"] == ["xtune: rails given up: 0, 1; 1 left"]
         sent, told = train(pair, 1)
         assert sent[0] < 10_000 < sent[1]
         run(fabric.spines[1], "link set down1 down")
         _, told = train(pair, 4)
-        said = "xtune: rail 1 does not carry any more: the control network carries all"
-        assert told["rails_alive"] == [False, False] and told["said"] == [said]
+        said = "xtune: rails given up: 2; the control network carries all"
+        assert told["rails_alive"] == [False] * 3 and told["said"] == [said]
         assert told["digest"] == plain["digest"]
         assert told["wire_bytes"] == plain["wire_bytes"]
         # What is attached anew finds one rail up and one down.
@@ -87,4 +89,4 @@ def test_dead_rails_end_no_training_and_change_no_bit(fabric: Fabric, tmp_path: 
         pair.all("attach", rails=RAILS, rung=3)
         _, told = train(pair, 12)
         assert told["rails_alive"] == [False, True] and told["digest"] == plain["digest"]
-        assert told["said"] == ["xtune: rail 0 does not carry any more: 1 left"]
+        assert told["said"] == ["xtune: rails given up: 0; 1 left"]
