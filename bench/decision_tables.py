@@ -2,7 +2,8 @@
 
 Links are those between 16 leaves and 64 spines; each choice has the pair's primary and seven more
 paths of two links. Quiet: no primary is warned. Beside it the same with a tenth of the links
-warm, where rows search and move. Compiled where numba is installed, and by numpy.
+warm, where rows search and move. Compiled where numba is installed, and by numpy. And the
+placement of a phase: a permutation of 1024 hosts over 32 leaves and 32 spines.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from importlib.util import find_spec
 import numpy as np
 
 from xtune.policies import ForecastTable, preset
+from xtune.policies._core import hash31
 from xtune.policies.choice_table import ChoiceTable
 from xtune.policies.flow_state import FlowState, PathSet
+from xtune.policies.phase_placement import place
 
-NAMES = ("policies.table_2048_us", "policies.forecast_2048_us")
+NAMES = ("policies.table_2048_us", "policies.forecast_2048_us", "policies.place_1024_ms")
 
 RUNS, ROUNDS = 5, 500
 LEAVES, SPINES, CHOICES, PATHS = 16, 64, 1024, 8
@@ -73,6 +76,19 @@ def _forecast_us(compiled: bool) -> float:
     return _median_us(lambda turn: table.update(readings[turn % 50], turn * STEP_NS))
 
 
+def _place_ms(seed: int) -> float:
+    side = 32
+    to = random.Random(seed).sample(range(side * side), side * side)
+    paths = [
+        [(n // side * side + s, side * side + s * side + dst // side) for s in range(side)]
+        for n, dst in enumerate(to)
+    ]
+    count = len(paths)
+    started = time.perf_counter_ns()
+    place(paths, [8e6] * count, [1.0] * (2 * side * side), [hash31(n, seed) for n in range(count)])
+    return (time.perf_counter_ns() - started) / 1e6
+
+
 def run() -> list[dict]:
     """Medians of several runs of the best form that is there, the other form beside it."""
     compiled = find_spec("numba") is not None
@@ -91,7 +107,19 @@ def run() -> list[dict]:
         (chosen, f"{form}, quiet; a tenth warm: {warm:.1f} us; by numpy {by_numpy:.1f} us"),
         (forecast, f"{form}, Holt; by numpy {forecast_by_numpy:.1f} us"),
     )
+    placing = statistics.median(_place_ms(seed) for seed in range(RUNS))
     return [
+        {
+            "name": NAMES[2],
+            "ratio": None,
+            "goal": None,
+            "better": "lower",
+            "value": placing,
+            "unit": "ms",
+            "against": "once a traffic pattern; no two flows share a link",
+            "runs": RUNS,
+        }
+    ] + [
         {
             "name": name,
             "ratio": None,
@@ -102,5 +130,5 @@ def run() -> list[dict]:
             "against": against,
             "runs": RUNS,
         }
-        for name, (value, against) in zip(NAMES, rows, strict=True)
+        for name, (value, against) in zip(NAMES[:2], rows, strict=True)
     ]

@@ -53,6 +53,18 @@ def test_an_unknown_path_is_neither_left_nor_taken(unknown: int) -> None:
     assert made.choose(FLOW) == started
 
 
+def test_a_path_known_in_part_is_not_taken() -> None:
+    paths = {("a", "b"): [["up0", "down0"], ["up1", "down1"]]}
+    made = Router(paths, Policy(routing=FLOWLET), clock=lambda: 0)
+    first = made.choose(FLOW, at_ns=0)
+    for link in (f"up{first}", f"down{first}"):
+        made.observe(link, occupancy=0.9, at_ns=0)
+    made.observe(f"up{1 - first}", occupancy=0.1, at_ns=0)
+    assert made.choose(FLOW, at_ns=GAP_NS) == first
+    made.observe(f"down{1 - first}", occupancy=0.1, at_ns=0)
+    assert made.choose(FLOW, at_ns=2 * GAP_NS) == 1 - first
+
+
 def test_a_blacklisted_path_is_left_at_once() -> None:
     made = router(0.5, 0.5, 0.5)
     first = made.choose(FLOW, at_ns=0)

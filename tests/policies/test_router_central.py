@@ -105,9 +105,9 @@ def test_outcomes_keep_a_blacklisting_alive() -> None:
 
 def test_what_a_dead_decider_blacklisted_is_unknown_again_after_a_while() -> None:
     made = Router(PATHS, Policy(routing=PLAIN), clock=lambda: 0)
-    made.weigh("up0", math.inf, at_ns=0)
-    assert made.choose(FLOW, at_ns=FORGET_NS) == 1
-    assert made.choose(FLOW, at_ns=FORGET_NS + 1) == 0
+    made.weigh("up0", math.inf, at_ns=7 * FORGET_NS)
+    assert made.choose(FLOW, at_ns=8 * FORGET_NS) == 1
+    assert made.choose(FLOW, at_ns=8 * FORGET_NS + 1) == 0
 
 
 def test_a_verdict_holds_when_the_own_blacklisting_is_forgotten() -> None:
