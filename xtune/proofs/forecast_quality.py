@@ -35,7 +35,6 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 NOISE = 0.05  # standard deviation of a noisy reading, as occupancy
-PACKETS_PER_US = 12  # of 4096 bytes at 400 Gb/s, of which each may be marked
 MOST_TURNS = 5_000  # of a router on one trace
 LENGTHS_NS = {"1 MB": 40_000_000, "16 MB": 200_000_000}
 CASES = ((1_000, 0.0), (10_000, 0.0), (50_000, 0.0), (10_000, NOISE))  # interval, noise
@@ -107,7 +106,8 @@ def take_readings(
         routing: Has the marking curve.
         rng: Draws noise and marks.
     """
-    index = np.searchsorted(trace.at_ns, np.arange(trace.at_ns[0], trace.at_ns[-1], every_ns))
+    times = np.arange(trace.at_ns[0], trace.at_ns[-1], every_ns)
+    index = np.unique(np.searchsorted(trace.at_ns, times))  # a gap gives one reading
     exact = trace.occupancy[index]
     readings = exact
     if noise:
@@ -118,8 +118,8 @@ def take_readings(
     busy = trace.occupancy > 0.0
     starts = np.concatenate([[0], index[:-1] + 1])  # since the reading before, with this one
     # And one probe, which meets the queue as it is read.
-    packets = np.add.reduceat(busy, starts, dtype=np.int64) * PACKETS_PER_US + 1
-    chances = np.add.reduceat(fine * busy, starts) * PACKETS_PER_US + fine[index]
+    packets = np.add.reduceat(busy, starts, dtype=np.int64) * trace.packets + 1
+    chances = np.add.reduceat(fine * busy, starts) * trace.packets + fine[index]
     marked = rng.binomial(packets, np.minimum(chances / packets, 1.0))
     return Readings(index=index, occupancy=readings, marks=marked / packets)
 
@@ -205,7 +205,7 @@ def judge(
     gains = estimate_gains(readings.occupancy, every_ns, trace.horizon_ns)
     nothing = replace(readings, occupancy=np.full_like(readings.occupancy, np.nan))
     for name, method in METHODS.items():
-        if method.schedule and not len(trace.bursts):
+        if method.marks and not trace.packets:
             continue
         seen = nothing if method.blind else readings
         routing = _with_gains(replace(base, forecast=method.forecast), gains, method.fitted)

@@ -73,6 +73,7 @@ def measure(seconds: float, seed: int) -> list[Trace]:
             bursts=np.array(found["bursts"][i], np.int64).reshape(-1, 2),
             flows=(((0,), (1,)),),
             horizon_ns=HORIZON_NS,
+            packets=0,
         )
         for i, name in enumerate(REGIMES)
         if i != calm

@@ -6,8 +6,8 @@ of 16 MB a port, whose thresholds of flow control lie as far apart as the buffer
 
 ``collisions``  each burst goes to other hosts over other spines, at line rate
 ``mild``        the same between hosts whose links have little more than half the rate
-``periodic``    the own job's bursts come each period, with bytes and paths that stay; the other
-                job's as often, at random
+``periodic``    the own job's bursts come each period, with bytes and paths that stay, on which
+                some of its flows meet; the other job's as often, at random
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Trace:
         bursts: Begin and end of the own job's bursts in ns, int64, shape (bursts, 2).
         flows: Pairs of paths, each a tuple of link indices: what a router chooses between.
         horizon_ns: How far ahead a warning is asked for.
+        packets: Of a fine reading while the queue is in use, each of which a switch may mark;
+            0 where nobody marks.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Trace:
     bursts: I64 = field(default_factory=lambda: np.empty((0, 2), np.int64))
     flows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     horizon_ns: int = 200_000
+    packets: int = 12  # of 4096 bytes at 400 Gb/s in 1 us
 
 
 def simulate(regime: str, buffer: str, *, seed: int, length_ns: int) -> Trace:
@@ -111,8 +114,8 @@ def _traffic(
 ) -> tuple[Flows, I64]:
     """Flows of both jobs, and the own job's bursts.
 
-    A flow has a third of the bytes to three times as many as fill the buffer to 70 % where two
-    of them meet.
+    Flows at random have a third of the bytes to three times as many as fill the buffer to 70 %
+    where two of them meet.
     """
     fill = 0.7 * fabric.buffer_bytes / (1.0 - 1.0 / _OVERLOAD[regime])  # bytes of both
     mean_ns = 8.0 * fill / fabric.gbps
@@ -128,8 +131,10 @@ def _traffic(
         (OWN, begins, regime == "periodic"),
         (OTHERS, at[1, at[1] < length_ns], False),
     ):
-        size = fill * rng.uniform(1 / 3, 3, len(hosts)) / 2
+        # A job that repeats itself sends as much from each host; two flows of the first leaf meet.
+        size = np.full(len(hosts), 1.5 * fill / 2)
         spine = rng.integers(0, fabric.spines, len(hosts))
+        spine[1] = spine[0]
         dst = np.roll(hosts, -2)
         for start in at_ns:
             if not regular:
