@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,11 @@ MOST_WINDOWS = 1 << 16  # addresses that are remembered against replay, all thro
 BEAT_S = 0.02  # a heartbeat of the state at least so often
 _BATCH = 64  # datagrams taken, or sent, before the other side has its turn
 _NOTE_NS = 1_000_000_000
+_RXQ_OVFL = (
+    40  # SO_RXQ_OVFL of asm-generic/socket.h: what a full buffer dropped comes with packets
+)
+_DROPPED = struct.Struct("@I")
+_ANCILLARY = ANCILLARY + socket.CMSG_SPACE(_DROPPED.size)
 
 #: What is counted.
 COUNTED = (
@@ -45,6 +51,7 @@ COUNTED = (
     "records",
     "records_stale",
     "outcomes_skipped",
+    "overflowed",
     "receive_failed",
     "other_epoch",
     "hosts_refused",
@@ -126,6 +133,7 @@ class Decider:
         self._arrivals = Arrivals(clock, wall)
         try:
             self._arrivals.watch(self._socket)
+            self._socket.setsockopt(socket.SOL_SOCKET, _RXQ_OVFL, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             self._socket.bind(config.listen)
         except OSError:
@@ -175,13 +183,16 @@ class Decider:
     def _receive(self) -> None:
         for _ in range(_BATCH):
             try:
-                payload, ancillary, _, peer = self._socket.recvmsg(MOST_BYTES + 1, ANCILLARY)
+                payload, ancillary, _, peer = self._socket.recvmsg(MOST_BYTES + 1, _ANCILLARY)
             except BlockingIOError:
                 self._arrivals.emptied()
                 return
             except OSError:  # a host that has gone, as told by ICMP
                 self._counts["receive_failed"] += 1
                 continue
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, _RXQ_OVFL):
+                    (self._counts["overflowed"],) = _DROPPED.unpack(data)
             report = self._wire.unpack_report(payload, ends(peer, self.address))
             if isinstance(report, Drop):
                 self._counts[report] += 1

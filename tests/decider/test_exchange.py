@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.decider.helpers import MS, WIRE, Centre, Host, S, free_port, meet
-from tests.probe.helpers import KEY
+from tests.probe.helpers import KEY, until
 from xtune.policies import dumps, preset
 from xtune.policies.decider import server
 from xtune.policies.decider.config import make_config
@@ -259,6 +259,25 @@ def test_every_datagram_is_taken_or_counted_by_name(centre: Centre, stranger: St
     assert {name: counted[name] for name in cases} == {n: len(p) for n, p in cases.items()}
     assert counted["records"] == 2
     assert set(centre.links()) <= {"x"}
+
+
+def test_what_a_full_buffer_drops_is_counted_too(centre: Centre, stranger: Stranger) -> None:
+    sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        sent += count
+        for _ in range(count):
+            stranger.channel.send(bytes(1400))
+
+    def all_counted() -> bool:
+        send(1)  # the kernel tells what it dropped with the next one that it takes
+        centre.turn(0)
+        return centre.count("foreign") + centre.count("overflowed") == sent
+
+    send(6000)
+    until(all_counted, "every datagram")
+    assert centre.count("overflowed") > 0
 
 
 def test_what_was_recorded_before_a_decider_began_is_never_taken(
