@@ -16,9 +16,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from xtune.policies import ForecastTable, preset
+from xtune.policies import ChoiceTable, ForecastTable, preset
 from xtune.policies._core import hash31
-from xtune.policies.choice_table import ChoiceTable
 from xtune.policies.flow_state import FlowState, PathSet
 from xtune.policies.phase_placement import place
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._fields import Parameter, PolicyError
     from .actuators.rails import Rail
     from .bus import Bus, CompressionState, RoutingState
+    from .choice_table import ChoiceTable
     from .controller import Controller
     from .decisions import DecisionLog
     from .endpoint import Endpoint, serve
@@ -32,6 +33,7 @@ _HOME = {
     "PRESETS": "presets",
     "BurstSchedule": "schedule",
     "Bus": "bus",
+    "ChoiceTable": "choice_table",
     "CompressionState": "bus",
     "Controller": "controller",
     "DecisionLog": "decisions",
@@ -63,6 +65,7 @@ __all__ = [
     "PRESETS",
     "BurstSchedule",
     "Bus",
+    "ChoiceTable",
     "CompressionState",
     "Controller",
     "DecisionLog",
