@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.probe.helpers import KEY, until
 from xtune.policies.decider.config import Config, make_config
-from xtune.policies.decider.packet import Entry, Wire
+from xtune.policies.decider.packet import Entry, Record, Report, Snapshot, Wire, pack_body
 from xtune.policies.decider.reporter import Reporter
 from xtune.policies.decider.server import Decider
 from xtune.policies.decider.weights import WeightsReader
@@ -145,3 +145,37 @@ def meet(centre: Centre, *hosts: Host) -> None:
         centre.turn(20 * MS)
         for host in hosts:
             host.hear()
+
+
+class Stranger:
+    """Sends what it likes to a decider, and hears nothing."""
+
+    def __init__(self, centre: Centre) -> None:
+        self.channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.channel.bind(("127.0.0.1", 0))
+        self.channel.connect(("127.0.0.1", centre.port))
+        own, peer = self.channel.getsockname(), self.channel.getpeername()
+        self.out, self.back = ends(own, peer), ends(peer, own)
+        self.sequence = 0
+
+    def report(self, *records: Record, epoch: int = 0, born_ns: int = 1, host: str = "s") -> bytes:
+        self.sequence += 1
+        report = Report(self.sequence, self.sequence + 100, born_ns, epoch, host, records)
+        return WIRE.pack_report(report, self.out)
+
+
+RECORD = Record(0, "x", 1, 0, 0, 0, 0.5)
+
+
+def snapshot(
+    host: Host,
+    sequence: int,
+    epoch: int,
+    version: int,
+    between: bytes | None = None,
+    **more: Any,
+) -> bytes:
+    body = pack_body([Entry("a>b", version / 100, 0, 1)])
+    made = Snapshot(sequence, sequence, epoch, version, host.clocks.wall(), block=0, body=body)
+    made = made._replace(**more)
+    return WIRE.pack_snapshot(made, host.ends()[0] if between is None else between)
