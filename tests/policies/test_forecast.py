@@ -11,32 +11,30 @@ from xtune.policies import ForecastTable, Policy, Router, make_forecaster
 from xtune.policies.spec import Routing
 
 KINDS = ("reading", "ewma", "slope", "holt")
-READING = st.one_of(st.just(math.nan), st.floats(0, 1))
-MARKS = st.one_of(st.just(math.nan), st.sampled_from([0.0, 1.0]), st.floats(0, 0.1))
-GAP_NS = st.sampled_from([-5_000, 0, 1_000, 10_000, 12_345, 1_000_000, 5_000_000])
+GAPS_NS = (-5_000, 0, 1_000, 10_000, 10_000, 12_345, 1_000_000, 5_000_000, -5_000_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("marked", (False, True))
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_batch_gives_the_same_bits_as_one_by_one(
-    kind: str, marked: bool, data: st.DataObject
-) -> None:
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), marked=st.booleans())
+def test_batch_gives_the_same_bits_as_one_by_one(kind: str, seed: int, marked: bool) -> None:
+    """Readings and marks that are late, missing, at once, after a gap, or on a clock set back."""
+    rng = np.random.default_rng(seed)
     routing = Routing(forecast=kind, window_readings=3)
     links = 4
     table = ForecastTable(links, routing)
     singles = [make_forecaster(routing) for _ in range(links)]
     at_ns = 1_700_000_000_000_000_000
-    for _ in range(data.draw(st.integers(1, 12))):
-        at_ns += data.draw(GAP_NS)
-        skew = np.array([data.draw(st.sampled_from([0, 0, 0, 700, -700])) for _ in range(links)])
-        readings = np.array([data.draw(READING) for _ in range(links)])
-        marks = np.array([data.draw(MARKS) for _ in range(links)]) if marked else None
-        table.update(readings, at_ns + skew, marks)
+    for _ in range(25):
+        at_ns += int(rng.choice(GAPS_NS))
+        when = at_ns + rng.choice([0, 0, 0, 700, -700], links)
+        readings = np.where(rng.random(links) < 0.2, math.nan, rng.random(links))
+        share = rng.choice([0.0, 0.02, 0.1, 1.0], links)
+        marks = np.where(rng.random(links) < 0.4, math.nan, share) if marked else None
+        table.update(readings, when, marks)
         for i, single in enumerate(singles):
             mark = math.nan if marks is None else float(marks[i])
-            single.update(float(readings[i]), at_ns + int(skew[i]), mark)
+            single.update(float(readings[i]), int(when[i]), mark)
         np.testing.assert_array_equal(table.level, [one.level for one in singles])
         np.testing.assert_array_equal(table.slope, [one.slope for one in singles])
         np.testing.assert_array_equal(table.heard_ns, [one.heard_ns for one in singles])

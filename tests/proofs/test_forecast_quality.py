@@ -183,12 +183,12 @@ def test_the_router_moves_once_for_each_time_its_path_is_hot() -> None:
 def test_a_simulated_trace_is_what_it_says() -> None:
     for regime in REGIMES:
         trace = simulate(regime, "1 MB", seed=3, length_ns=3_000_000)
-        again = simulate(regime, "1 MB", seed=3, length_ns=3_000_000)
-        np.testing.assert_array_equal(trace.occupancy, again.occupancy)
         assert trace.occupancy.shape == (3_000, 32) and 0.7 < trace.occupancy.max() <= 1.0
         assert trace.at_ns[0] == 1_000 and (np.diff(trace.at_ns) == 1_000).all()
         # No queue drains faster than its link at 400 Gb/s: 50 KB in a step.
         assert np.diff(trace.occupancy, axis=0).min() >= -0.05 - 1e-12
+    again = simulate(regime, "1 MB", seed=3, length_ns=3_000_000)
+    np.testing.assert_array_equal(trace.occupancy, again.occupancy)
     gaps = np.diff(trace.bursts[:, 0])
     assert abs(gaps / 1e6 - 1.0).max() < 0.05
 
@@ -199,7 +199,7 @@ def test_the_study_runs_and_says_what_it_found(
     monkeypatch.setattr(forecast_quality, "BUFFERS", {"1 MB": 1_000_000})
     monkeypatch.setattr(forecast_quality, "CASES", ((10_000, 0.0), (50_000, 0.05)))
     out = tmp_path / "f.json"
-    assert forecast_quality.main(["--seed", "5", "--scale", "0.05", "--out", str(out)]) == 0
+    assert forecast_quality.main(["--seed", "5", "--scale", "0.03", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     cases = {(row["trace"], row["every_us"], row["noise"]) for row in rows}
     assert len(cases) == 3 * 2 and len(rows) == len(cases) * len(METHODS)
