@@ -5,7 +5,7 @@ but for timeouts. Latency is from a report to the last part of the snapshot that
 host's shared memory, on the host's own clock: once with news of one link, where each of the hosts
 is the one that has it in turn (one block goes to all of them), and once with news of all links
 from all hosts, until the host that is served last has them (the whole matrix of some 50 datagrams
-goes to each); with that the decider's own CPU time, as the kernel counts it. The other hosts'
+goes to each); with both the decider's own CPU time, as the kernel counts it. The other hosts'
 snapshots wait in their sockets meanwhile. Beside it a bare exchange of packets with a process that
 sends back what it gets, in turn with it.
 
@@ -40,6 +40,7 @@ from xtune.policies.probe.readings import Reading
 NAMES = (
     "policies.decider_report_to_push_us",
     "policies.decider_report_to_push_p99_us",
+    "policies.decider_push_cpu_us",
     "policies.decider_matrix_to_hosts_us",
     "policies.decider_matrix_cpu_us",
     "policies.decider_reports_per_core",
@@ -159,9 +160,10 @@ def _cpu_us(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1000
 
 
-def _latencies(hosts: _Hosts, decider: int) -> tuple[float, float, float, float]:
-    """Median and p99 of single reports, time and CPU time of the whole matrix to all hosts, us."""
+def _latencies(hosts: _Hosts, decider: int) -> tuple[float, float, float, float, float]:
+    """Single reports: median, p99, CPU time; the whole matrix to all hosts: time, CPU time; us."""
     single, whole, spent = [], [], []
+    cpu = _cpu_us(decider)
     for turn in range(SINGLE):
         host = turn % HOSTS
         time.sleep(APART_S)
@@ -169,6 +171,7 @@ def _latencies(hosts: _Hosts, decider: int) -> tuple[float, float, float, float]
         hosts.tell([host], 1)
         hosts.wait(host)
         single.append(hosts.reporters[host].newest_us or 0.0)
+    push = (_cpu_us(decider) - cpu) / SINGLE
     for _ in range(WHOLE):
         time.sleep(SETTLE_S)
         hosts.drain()
@@ -179,7 +182,7 @@ def _latencies(hosts: _Hosts, decider: int) -> tuple[float, float, float, float]
         spent.append(_cpu_us(decider) - cpu)
     single.sort()
     p50, p99 = statistics.median(single), single[int(0.99 * len(single))]
-    return p50, p99, statistics.median(whole), statistics.median(spent)
+    return p50, p99, push, statistics.median(whole), statistics.median(spent)
 
 
 def _echoed(port: int) -> float:
@@ -269,13 +272,14 @@ def run() -> list[dict[str, object]]:
         for _ in range(RUNS):
             latencies = _latencies(hosts, decider)
             rows.append([*latencies, _echoed(echo), *_throughput(folder), _polled(folder)])
-    p50, p99, whole, spent, bare, reports, readings, poll = (
+    p50, p99, push, whole, spent, bare, reports, readings, poll = (
         statistics.median(column) for column in zip(*rows, strict=True)
     )
     exchange = f"a bare exchange of packets: {bare:.0f} us"
     described: list[tuple[float | None, str, float, str, str]] = [
         (p50 / bare, "lower", p50, "us", f"{exchange}; one link of {LINKS} has news"),
         (p99 / bare, "lower", p99, "us", f"{exchange}, at its median"),
+        (None, "lower", push, "us of CPU", f"the same: a report in, one block to {HOSTS} hosts"),
         (
             whole / bare, "lower", whole, "us",
             f"{exchange}; all links have news, at the host that is served last",
