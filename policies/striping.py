@@ -128,7 +128,7 @@ class Striping:
         Raises:
             RuntimeError: The network failed.
         """
-        before = self._shares
+        before = self._lanes[0].in_force()
         wanted = None if self._steering is None else self._steering.wanted(len(self._alive))
         proposal = self._lanes[0].proposal(wanted)
         try:
@@ -142,25 +142,16 @@ class Striping:
         reason = "as measured"
         if wanted is not None:
             reason += f", and the router wants {_text(wanted)}"
-        log.change(step, "rails", _text(before), _text(self._shares), reason)
+        log.change(step, "rails", _text(before), _text(self._lanes[0].in_force()), reason)
 
     def metrics(self) -> dict[str, Any]:
         """Which rails live, what this rank sent over each, the shares in force."""
         return {
             "rails_alive": list(self._alive),
             "rail_bytes": list(self._meter.sent_bytes),
-            "rail_shares": list(self._shares),
+            "rail_shares": self._lanes[0].in_force(),
             "rail_plans_refused": self._refused,
         }
-
-    @property
-    def _shares(self) -> list[float]:
-        """Those in force on the rails that live; all 0 where none does."""
-        living = [
-            s if up else 0.0 for s, up in zip(self._lanes[0].shares, self._alive, strict=True)
-        ]
-        total = sum(living)
-        return [share / total for share in living] if total else living
 
 
 def _text(shares: Sequence[float]) -> str:

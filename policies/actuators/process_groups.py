@@ -157,11 +157,25 @@ class StripedGroups(Actuator):
             wanted: By a router; equal by default.
 
         Returns:
-            Of sum 1; those in force where no living rail is wanted.
+            Of sum 1. Where no living rail is wanted all of them are, and dead ones where none is.
         """
-        chosen = [1.0] * len(self.alive) if wanted is None else wanted
-        shares = shares_by_speed(self.meter.speeds(), self.alive, chosen)
-        return shares if any(shares) else list(self.shares)
+        speeds, anyway = self.meter.speeds(), [1.0] * len(self.alive)
+        for chosen in (anyway if wanted is None else wanted, anyway):
+            shares = shares_by_speed(speeds, self.alive, chosen)
+            if any(shares):
+                return shares
+        return list(self.shares)
+
+    def in_force(self) -> list[float]:
+        """The plan's shares, of the rails that live; equal where it has none for any of them.
+
+        Returns:
+            Of sum 1; all 0 where no rail lives.
+        """
+        shares = [s if up else 0.0 for s, up in zip(self.shares, self.alive, strict=True)]
+        if not any(shares):
+            shares = [float(up) for up in self.alive]
+        return checked(shares, len(shares)) if any(shares) else shares
 
     def meet(self) -> None:
         """All ranks have just met: the next collective need not wait for a late one."""
@@ -294,11 +308,11 @@ class StripedGroups(Actuator):
 
     def _cut(self, first: int, last: int) -> list[_Stripe]:
         """Columns from ``first`` to ``last`` over the living rails, by their shares."""
-        shares = [s if up else 0.0 for s, up in zip(self.shares, self.alive, strict=True)]
+        shares = self.in_force()
         if not any(shares):
             return [(_CONTROL, first, last)] if last > first else []
         stripes = []
-        for rail, width in enumerate(apportion(checked(shares, len(shares)), last - first)):
+        for rail, width in enumerate(apportion(shares, last - first)):
             if width:
                 stripes.append((rail, first, first + width))
                 first += width

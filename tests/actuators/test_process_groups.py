@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,32 @@ def test_sums_have_the_same_bits_by_every_plan(tmp_path: Path) -> None:
             assert abs(each[0] - sum(each) * plan[0] / sum(plan)) <= 2 * 2 * 4  # one element each
         # One rank wants nothing on the second rail, so none has it; equal shares at the end.
         assert shares == [[1.0, 0.0], [0.5, 0.5]]
+
+
+def on_what_lives(rank: int, world: int, store: str) -> list[Any]:
+    """Sums where the plan's only rail is dead, and where both are."""
+    rails, out = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")], []
+    groups = StripedGroups(
+        FileStore(store, world), rank, world, rails, control=Rail(interface="lo")
+    )
+    with groups:
+        groups.apply([1.0, 0.0])
+        for alive in ([False, True], [False, False]):
+            groups.alive = alive
+            buffer = torch.from_numpy(values(rank, 1001))
+            groups.all_reduce(buffer)
+            out.append((digest(buffer.numpy()), groups.in_force(), groups.proposal([1.0, 0.0])))
+        out.append(groups.meter.sent_bytes)
+    return out
+
+
+def test_what_a_dead_rail_was_to_carry_goes_over_a_living_one(tmp_path: Path) -> None:
+    wanted = digest(np.asarray(values(0, 1001) + values(1, 1001)))
+    for result in ranks.run(2, on_what_lives, str(tmp_path / "store")):
+        # Nobody wants the second rail, but it is the one that there is.
+        assert result[0] == (wanted, [0.0, 1.0], [0.0, 1.0])
+        assert result[1][:2] == (wanted, [0.0, 0.0])
+        assert result[2] == [0, 2 * 501 * 4]
 
 
 def reduce(pair: Ranks) -> tuple[list[int], list[list[bool]]]:

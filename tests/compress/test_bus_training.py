@@ -145,7 +145,7 @@ def test_a_full_queue_moves_stripes_and_where_all_are_full_raises_the_ratio(
         assert result["level"] == 0
         assert result["transfer_s"] == pytest.approx(result["last_s"])
         # Headers go elsewhere.
-        assert 0.8 < result["rail_bytes"] / result["wire_bytes"] < 1.0
+        assert 0.95 < result["rail_bytes"] / result["wire_bytes"] < 1.0
         assert _changes(tmp_path, rank, "ratio") == [
             (step, f"{before:.6g}", f"{after:.6g}")
             for step, before, after in (
