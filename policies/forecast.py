@@ -52,9 +52,10 @@ class Forecaster:
             at_ns: When it was taken.
             marks: Share of packets with a congestion mark 0..1, NaN if missing.
         """
-        if marks == marks:
-            self._mark(marks, at_ns)
+        new_marks = marks == marks and self._mark(marks, at_ns)
         if reading != reading:
+            if new_marks and self._bursts is not None:  # the queue as far as marks tell it
+                self._bursts.take(with_marks(NAN, marks, *self._curve), at_ns)
             return
         dt_ns = 0
         if self.level == self.level:
@@ -91,12 +92,14 @@ class Forecaster:
             return self._raised(peak, horizon_ns)
         return peak
 
-    def _mark(self, marks: float, at_ns: int) -> None:
+    def _mark(self, marks: float, at_ns: int) -> bool:
+        """Take marks; whether they are not late."""
         if self.level == self.level and self.at_ns - at_ns > self.stale_ns:
             self._restart()  # of before the clock was set back
         if self.marks == self.marks and -self.stale_ns <= at_ns - self.marks_ns < 0:
-            return
+            return False
         self.marks, self.marks_ns = marks, at_ns
+        return True
 
     def _raised(self, peak: float, horizon_ns: int) -> float:
         """The forecast with marks and schedule, each where it is not stale."""

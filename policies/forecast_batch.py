@@ -68,8 +68,7 @@ class ForecastTable:
             return
         at = np.broadcast_to(np.asarray(at_ns, np.int64), self.level.shape)
         stale_ns = self._routing.stale_ns
-        if marks is not None:
-            self._mark(marks, at)
+        marked = None if marks is None else self._mark(marks, at)
         known = ~np.isnan(self.level)
         dt = np.where(known, at - self.at_ns, 0)
         taken = ~np.isnan(readings) & ((dt >= 0) | (dt < -stale_ns))
@@ -91,6 +90,9 @@ class ForecastTable:
                 self._window(readings, at, taken)
         self.at_ns = np.where(taken, at, self.at_ns)
         if self._bursts is not None:
+            if marked is not None:  # the queue as far as marks tell it, where nothing else does
+                blind = marked & np.isnan(readings)
+                readings, taken = np.where(blind, self._by_marks(), readings), taken | blind
             self._bursts.take(readings, at, taken)
 
     def expect(self, schedule: BurstSchedule | None) -> None:
@@ -127,7 +129,8 @@ class ForecastTable:
         self._count[which] = 0
         self._head[which] = 0
 
-    def _mark(self, marks: Floats, at: Times) -> None:
+    def _mark(self, marks: Floats, at: Times) -> Mask:
+        """Take marks; which of them are there and not late."""
         self._marked = True
         stale_ns = self._routing.stale_ns
         told = ~np.isnan(marks)
@@ -137,14 +140,20 @@ class ForecastTable:
         taken = told & ~late
         self.marks = np.where(taken, marks, self.marks)
         self.marks_ns = np.where(taken, at, self.marks_ns)
+        return taken
+
+    def _by_marks(self) -> Floats:
+        """How full queues at least are by their marks, see `_core.with_marks`."""
+        routing = self._routing
+        low, high = routing.mark_low_occupancy, routing.mark_high_occupancy
+        return low + (high - low) * np.minimum(self.marks / routing.mark_top_share, 1.0)
 
     def _with_marks(self, peak: Floats) -> Floats:
         routing, heard = self._routing, self.heard_ns
         known = ~np.isnan(self.marks)
         peak = np.where(known & (heard - self.at_ns > routing.stale_ns), np.nan, peak)
         fresh = known & (heard - self.marks_ns <= routing.stale_ns)
-        low, high = routing.mark_low_occupancy, routing.mark_high_occupancy
-        marked = low + (high - low) * np.minimum(self.marks / routing.mark_top_share, 1.0)
+        marked = self._by_marks()
         raised = np.isnan(peak) | ((self.marks > 0.0) & (marked > peak))
         return np.where(fresh & raised, marked, peak)
 

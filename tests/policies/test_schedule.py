@@ -192,6 +192,19 @@ def test_a_link_that_was_calm_for_long_is_calm() -> None:
     assert floors([*calm, 0.9, 0.9, *[0.2] * 5]) == expected
 
 
+def test_where_marks_alone_are_known_bursts_are_learned_from_them() -> None:
+    forecaster, schedule = make_forecaster(ROUTING), BurstSchedule()
+    forecaster.expect(schedule)
+    for burst in range(7):
+        schedule.begin(burst * PERIOD)
+        forecaster.update(math.nan, burst * PERIOD, 0.04)  # 0.25 .. 1 by 0 .. 5 %: 0.85
+        schedule.end(burst * PERIOD + LENGTH)
+        forecaster.update(math.nan, burst * PERIOD + LENGTH, 0.0)
+    assert forecaster.peak(HORIZON) == 0.25
+    forecaster.update(math.nan, 7 * PERIOD - HORIZON, 0.0)
+    assert math.isclose(forecaster.peak(HORIZON), 0.85)
+
+
 def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
     moved = {}
     for told in (True, False):
@@ -213,8 +226,10 @@ def test_a_router_moves_ahead_of_a_burst_and_not_without_a_schedule() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32), ends=st.booleans(), steady=st.booleans())
-def test_batch_and_single_expect_the_same(seed: int, ends: bool, steady: bool) -> None:
+@given(seed=st.integers(0, 2**32), ends=st.booleans(), steady=st.booleans(), marked=st.booleans())
+def test_batch_and_single_expect_the_same(
+    seed: int, ends: bool, steady: bool, marked: bool
+) -> None:
     """Bursts of two steps in four or at random, some untold, at last none; late readings."""
     rng = np.random.default_rng(seed)
     routing = Routing(forecast="reading", stale_ns=2_000_000)
@@ -233,9 +248,10 @@ def test_batch_and_single_expect_the_same(seed: int, ends: bool, steady: bool) -
             schedule.end(at)
         readings = rng.choice([math.nan, 0.1, 0.1, 0.7, 0.8], 3)
         when = at + rng.choice([0, 0, 300, -300_000], 3)
-        table.update(readings, when)
-        for single, reading, one in zip(singles, readings, when, strict=True):
-            single.update(float(reading), int(one))
+        marks = rng.choice([math.nan, 0.0, 0.04], 3) if marked else np.full(3, math.nan)
+        table.update(readings, when, marks if marked else None)
+        for single, *values in zip(singles, readings, when, marks, strict=True):
+            single.update(float(values[0]), int(values[1]), float(values[2]))
         peaks = table.peak(300_000)
         np.testing.assert_array_equal(peaks, [one.peak(300_000) for one in singles])
         raised += int((peaks > table.level).sum())
