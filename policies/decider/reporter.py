@@ -32,8 +32,9 @@ from .weights import Block, WeightsWriter
 
 _LOG = logging.getLogger("xtune")
 KEEPALIVE_NS = 100_000_000  # the decider hears so often that this host lives, news or not
+SILENT_NS = 3_000_000_000  # a decider that was not heard of for so long may be left for an earlier
 MOST_RECORDS = 255
-_BATCH = 64
+_BATCH = 16  # snapshots taken before the probes have their turn
 _NOTE_NS = 1_000_000_000
 _SAMPLES = 1024  # of which the latency's quantiles are taken
 
@@ -101,6 +102,8 @@ class Reporter:
         self._sequence = 0
         self._news: set[int] = set()
         self.epoch = self._version = 0
+        self._heard_ns = 0  # when the last snapshot was taken
+        self._told_ns = self._born_ns  # stamp of the last report before it
         self._window = ReplayWindow()
         self._versions: dict[int, int] = {}
         self._waiting: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)  # reports: stamp, sent
@@ -271,19 +274,22 @@ class Reporter:
         return True
 
     def _take(self, snapshot: Snapshot, arrived_ns: int) -> None:
-        if snapshot.echo_ns < self._born_ns:  # made before this agent began
+        # Made before this agent began, or before the last word of the decider that it follows.
+        since_ns = self._born_ns if snapshot.epoch == self.epoch else self._told_ns
+        if snapshot.echo_ns < since_ns:
             self.counts[Drop.REPLAYED] += 1
             return
-        if snapshot.epoch < self.epoch:
+        if snapshot.epoch < self.epoch and not self._left_alone(snapshot, arrived_ns):
             self.counts["older_epoch"] += 1
             self._say("older_epoch", "an earlier decider still sends, and is refused: end it")
             return
-        if snapshot.epoch > self.epoch:
+        if snapshot.epoch != self.epoch:
             self._follow(snapshot.epoch)
         if not self._window.take(snapshot.sequence, snapshot.stamp_ns):
             self.counts[Drop.REPLAYED] += 1
             return
         self.counts["snapshots"] += 1
+        self._heard_ns, self._told_ns = arrived_ns, self._stamp_ns
         self._version = max(self._version, snapshot.version)
         if snapshot.block != NO_BLOCK:
             self._store(snapshot, arrived_ns)
@@ -291,8 +297,12 @@ class Reporter:
         if snapshot.part + 1 == snapshot.parts:
             self._measure(snapshot.echo_ns)
 
+    def _left_alone(self, snapshot: Snapshot, now_ns: int) -> bool:
+        """Whether the later decider has gone, and this snapshot was made since."""
+        return now_ns - self._heard_ns >= SILENT_NS and snapshot.echo_ns > self._told_ns
+
     def _follow(self, epoch: int) -> None:
-        """A decider has begun: what the one before said goes, and it is told everything."""
+        """Another decider: what the one before said goes, and this one is told everything."""
         self.epoch, self._version = epoch, 0
         self._window = ReplayWindow()
         self._versions.clear()

@@ -266,7 +266,7 @@ class Decider:
         if not self._counts["outranked"]:
             _LOG.warning(
                 "xtune: %s follows a decider that began later, or this clock was set back: "
-                "what this one sends is refused there",
+                "what this one sends is refused there while that one lives",
                 report.host,
             )
         self._counts["outranked"] += 1

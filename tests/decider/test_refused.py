@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.decider.helpers import RECORD, WIRE, Centre, Host, S, Stranger, snapshot
+from tests.decider.helpers import MS, RECORD, WIRE, Centre, Host, S, Stranger, snapshot
 from tests.probe.helpers import KEY, until
 from xtune.policies.decider import server
 from xtune.policies.decider.packet import (
@@ -22,6 +22,7 @@ from xtune.policies.decider.packet import (
     Wire,
     pack_body,
 )
+from xtune.policies.decider.reporter import SILENT_NS
 from xtune.policies.decider.weights import WeightsReader
 from xtune.policies.probe.packet import Codec, Packet
 
@@ -140,6 +141,41 @@ def test_the_later_epoch_holds_and_versions_only_rise(
                 assert host.reporter.counts[counted] == before[counted] + 1
     assert caplog.text.count("an earlier decider still sends") == 1
     assert host.reporter.counts["snapshots"] == 6 and host.reporter.counts["epochs"] == 2
+
+
+def test_an_earlier_decider_is_followed_where_the_later_one_has_gone(
+    forger: tuple[socket.socket, Host],
+) -> None:
+    channel, host = forger
+    recorded = snapshot(host, 2, 10, 7)  # of a time when the earlier one was followed
+    later = snapshot(host, 2, 20, 7)
+    told: list[tuple[bytes, float]] = [
+        (snapshot(host, 1, 10, 5), 0.05),
+        (snapshot(host, 1, 20, 1), 0.01),
+    ]
+    for payload, weight in told:
+        channel.send(payload)
+        host.hear()
+        assert host.links()["a>b"].weight == weight
+    host.turn(SILENT_NS - MS)
+    channel.send(snapshot(host, 3, 10, 8))
+    host.hear()
+    assert host.reporter.epoch == 20  # not silent for long enough
+    host.turn(MS)
+    channel.send(recorded)
+    host.hear()
+    assert host.reporter.epoch == 20 and host.reporter.counts["older_epoch"] == 2
+    channel.send(snapshot(host, 4, 10, 9))
+    host.hear()
+    assert host.reporter.epoch == 10 and host.links()["a>b"].weight == 0.09
+    for old in (recorded, later):
+        channel.send(old)
+        host.hear()
+        assert host.links()["a>b"].weight == 0.09
+    assert host.reporter.counts["replayed"] == 2
+    channel.send(snapshot(host, 2, 20, 2))  # it was only held up
+    host.hear()
+    assert host.reporter.epoch == 20 and host.links()["a>b"].weight == 0.02
 
 
 def test_a_snapshot_of_before_an_agent_began_is_not_taken(
