@@ -62,7 +62,8 @@ def test_sums_have_the_same_bits_by_every_plan(tmp_path: Path) -> None:
 
 def on_what_lives(rank: int, world: int, store: str) -> list[Any]:
     """Sums where the plan's only rail is dead, and where both are."""
-    rails, out = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")], []
+    rails = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
+    out: list[Any] = []
     groups = StripedGroups(
         FileStore(store, world), rank, world, rails, control=Rail(interface="lo")
     )

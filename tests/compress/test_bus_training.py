@@ -26,6 +26,7 @@ from tests.compress.training import (
 from tests.probe.helpers import LIMIT_S, serve, until
 from xtune.policies import Rail, Router, Steering
 from xtune.policies.probe.feed import Feed
+from xtune.policies.probe.readings import ReadingsReader
 from xtune.policies.spec import Routing
 
 PERIOD = 4
@@ -63,10 +64,12 @@ def _train(rank: int, world: int, folder: str) -> dict[str, Any]:
     log = {"XTUNE_DECISIONS": str(here / "decisions")}
     handle = attached(model, made, rails=RAILS, steering=steering, environ=log)
     steps, out, step = optimizer(model), [], 0
+    reader = ReadingsReader(here / f"table{rank}", stale_ns=LIMIT_NS)
     for name, (depths, periods) in PHASES.items():
         depths = depths if rank == 0 else (0, 0)
         _fill(here, rank, depths)
-        until(lambda wanted=depths: _known(feed, router, wanted), f"{depths} in the forecasts")  # type: ignore[misc]
+        until(lambda wanted=depths: _read(reader) == wanted, f"{depths} in the readings")  # type: ignore[misc]
+        steering.send(0)  # as for a bucket, of which nothing is sent
         for _ in range(2):  # so that the bus has nothing of the phase before
             router.publish(time.monotonic_ns())
             router.choose(FLOW)
@@ -80,6 +83,7 @@ def _train(rank: int, world: int, folder: str) -> dict[str, Any]:
             out.append((name, metrics["rung"], metrics["rail_shares"], told.ratio, told.ratio_cap))
     said = router.bus.compression
     handle.detach()
+    reader.close()
     feed.close()
     return {
         "out": out,
@@ -92,11 +96,11 @@ def _train(rank: int, world: int, folder: str) -> dict[str, Any]:
     }
 
 
-def _known(feed: Feed, router: Router, depths: tuple[int, int]) -> bool:
-    """Whether the router's forecasts have come to what the queues' files say."""
-    feed.poll()
-    worths = [router.links.worth[router.links.index[name]] for name in NAMES]
-    return all(abs(w - depth / LIMIT) < 0.03 for w, depth in zip(worths, depths, strict=True))
+def _read(reader: ReadingsReader) -> tuple[int, ...]:
+    """Depths of the queues as the agent last read them; -1 where it has not."""
+    readings = [reader.read(place) for place in range(len(NAMES))]
+    known = [None if reading is None else reading.occupancy for reading in readings]
+    return tuple(-1 if share is None else round(share * LIMIT) for share in known)
 
 
 def _port() -> int:
@@ -109,9 +113,12 @@ def test_a_full_queue_moves_stripes_and_where_all_are_full_raises_the_ratio(
     tmp_path: Path,
 ) -> None:
     port = _port()
-    listening = [{"local": f"127.0.0.1:{port}"}]
+    reflector = {
+        "readings": str(tmp_path / "reflector"),
+        "listen": [{"local": f"127.0.0.1:{port}"}],
+    }
     with ExitStack() as stack:
-        stack.enter_context(serve("reflect", {"listen": listening}, tmp_path))
+        stack.enter_context(serve("reflect", reflector, tmp_path))
         for rank in range(2):
             _fill(tmp_path, rank, (0, 0))
             paths = [

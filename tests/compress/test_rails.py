@@ -253,7 +253,7 @@ def _steered(rank: int, world: int) -> dict[str, Any]:
     step = 0
     for case in ("clear", "warm", "clear", "lost", "apart", "clear", "dead agent"):
         bad = 1 if case != "apart" else rank
-        level = {"warm": 0.9, "lost": None, "apart": None}.get(case, 0.0)
+        level = {"warm": 0.9, "lost": None, "apart": None, "dead agent": 0.9}.get(case, 0.0)
         feed.occupancy = [0.0, 0.0]
         feed.occupancy[bad] = level
         feed.alive = case != "dead agent"
