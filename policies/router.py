@@ -204,7 +204,7 @@ class Router:
         From then on all units of a placed flow have the path as their primary, and leave it as
         any other. Hosts that are given the same flows and paths and hold the same central
         verdicts come to the same placement without a word; see `phase_placement` for what is
-        guaranteed. Costs a fifth of a second for 1024 flows of 32 paths, so do it once a pattern.
+        guaranteed. Costs tenths of a second for 1024 flows of 32 paths, so do it once a pattern.
 
         Args:
             flows: Bytes of each flow, this host's and the others'; those between ends without a
