@@ -274,9 +274,9 @@ class Reporter:
         return True
 
     def _take(self, snapshot: Snapshot, arrived_ns: int) -> None:
-        # Made before this agent began, or before the last word of the decider that it follows.
-        since_ns = self._born_ns if snapshot.epoch == self.epoch else self._told_ns
-        if snapshot.echo_ns < since_ns:
+        # Of before this agent began, or before the last word of the decider that it follows;
+        # under the epoch that it follows the window tells.
+        if snapshot.epoch != self.epoch and snapshot.echo_ns < self._told_ns:
             self.counts[Drop.REPLAYED] += 1
             return
         if snapshot.epoch < self.epoch and not self._left_alone(snapshot, arrived_ns):
