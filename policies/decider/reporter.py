@@ -259,9 +259,7 @@ class Reporter:
             payload = self._wire.pack_report(report, self._out)
             try:
                 self.socket.send(payload)
-            except (
-                ConnectionRefusedError
-            ):  # tells of an earlier report, and this one did not leave
+            except ConnectionRefusedError:  # of an earlier report; this one did not leave
                 self.socket.send(payload)
         except OSError as error:
             self.counts["unsent"] += 1
