@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from xtune.policies import ddp
+from xtune.policies import Rail, ddp
 from xtune.policies.compress.device import BACKEND, SCATTERED, obstacle
 from xtune.policies.compress.lanes import Lanes
 from xtune.policies.compress.two_phase import TwoPhase
@@ -196,10 +196,16 @@ def _choice(rank: int, world: int) -> dict[str, Any]:
     """What is said and done where the device's path cannot be taken, on one rank or on all."""
     lines, out = Lines(), {}
 
-    def case(name: str, backends: Mapping[str, str], environ: Any = None, **changes: Any) -> None:
+    def case(
+        name: str,
+        backends: Mapping[str, str],
+        environ: Any = None,
+        rails: Sequence[Rail] = (),
+        **changes: Any,
+    ) -> None:
         with payload_over(backends):
             made = policy(compression={**SMALL, **changes})
-            handle = attached(wrapped(torch.float32), made, environ=environ or {})
+            handle = attached(wrapped(torch.float32), made, environ=environ or {}, rails=rails)
         engine = handle._engine
         assert engine is not None
         hook, exchange = engine.hook, engine.exchange
@@ -215,6 +221,7 @@ def _choice(rank: int, world: int) -> dict[str, Any]:
     assert obstacle(gpus, group, "gloo", block=64, selects=False) == SCATTERED
     case("host", {})
     case("device", over)
+    case("rails", over, rails=[Rail(address="127.0.0.2")])
     case("one queue", over, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if rank == 1 else None)
     case("backend", {"cpu": "nccl"} if rank == 1 else over)
     case("drop", over, mode="drop")
@@ -236,6 +243,8 @@ def test_all_ranks_take_one_path_and_rank_0_says_why_it_is_the_host(
     for rank, result in enumerate(interpreters.ranks(_choice)):
         assert result.pop("host") == (False, 2, [])
         assert result.pop("device") == (True, 2, [])
+        unused = "xtune: rails are not used: gradients are reduced on accelerators"
+        assert result.pop("rails") == (True, 2, [unused] if rank == 0 else [])
         assert result.pop("one queue") == (True, 1, [])
         assert result == {
             name: (False, 2, [said + why] if rank == 0 else []) for name, why in reasons.items()
