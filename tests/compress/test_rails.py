@@ -140,41 +140,49 @@ def _refused(rank: int, world: int, case: str) -> dict[str, Any]:
     return {"lines": lines.take(), "metrics": metrics, "same": same}
 
 
-@pytest.mark.parametrize(
-    ("case", "said", "own"),
-    [
-        ("address", "rank 1 cannot", "no address 198.51.100.7"),
-        ("interface", "rank 1 cannot", "no interface xtune-none"),
-        ("nameless", "rank 1 cannot", "a rail names neither an interface nor an address"),
-        ("fewer", "the ranks differ in how many they have", None),
-        ("none", "the ranks differ in how many they have", None),
-        ("sharded", "the model is sharded", None),
-        pytest.param("mesh", "gradients are summed inside a node first", None, marks=SLOW),
-        ("shadow", None, None),
-    ],
-)
-def test_without_rails_compression_goes_on_and_one_line_says_why(
-    case: str, said: str | None, own: str | None
-) -> None:
-    for rank, result in enumerate(run(4 if case == "mesh" else 2, _refused, case)):
-        assert result["metrics"]["mode"] == ("shadow" if case == "shadow" else "on")
-        assert "rails_alive" not in result["metrics"] and result["same"]
-        expected = [f"xtune: rails are not used: {said}"] if said and rank == 0 else []
-        expected += [f"xtune: rank 1: rails: {own}"] if own and rank == 1 else []
-        assert result["lines"] == expected
+def _refusals(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
+    return {case: _refused(rank, world, case) for case in cases}
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [("text", "rank 1 cannot start"), ("off", "rank 1 and rank 0 differ in mode (XTUNE_POLICY)")],
-)
-def test_where_the_policy_is_off_nothing_is_said_of_rails(case: str, reason: str) -> None:
-    for rank, result in enumerate(run(2, _refused, case)):
-        assert result["metrics"]["mode"] == "off" and result["same"]
-        about = [line for line in result["lines"] if "rails" in line]
-        text = ["xtune: rank 1 cannot start: rails: str is no Rail"]
-        assert about == (text if case == "text" and rank == 1 else [])
-        assert rank or result["lines"] == [f"xtune: off on every rank: {reason}"]
+# What rank 0 says, and what rank 1 says of itself.
+UNUSED: dict[str, tuple[str | None, str | None]] = {
+    "address": ("rank 1 cannot", "no address 198.51.100.7"),
+    "interface": ("rank 1 cannot", "no interface xtune-none"),
+    "nameless": ("rank 1 cannot", "a rail names neither an interface nor an address"),
+    "fewer": ("the ranks differ in how many they have", None),
+    "none": ("the ranks differ in how many they have", None),
+    "sharded": ("the model is sharded", None),
+    "shadow": (None, None),
+}
+OFF = {"text": "rank 1 cannot start", "off": "rank 1 and rank 0 differ in mode (XTUNE_POLICY)"}
+
+
+def _goes_on(rank: int, result: dict[str, Any], said: str | None, own: str | None) -> bool:
+    expected = [f"xtune: rails are not used: {said}"] if said and rank == 0 else []
+    expected += [f"xtune: rank 1: rails: {own}"] if own and rank == 1 else []
+    assert result["lines"] == expected
+    return "rails_alive" not in result["metrics"] and bool(result["same"])
+
+
+def test_without_rails_compression_goes_on_and_one_line_says_why() -> None:
+    for rank, results in enumerate(run(2, _refusals, [*UNUSED, *OFF])):
+        for case, (said, own) in UNUSED.items():
+            assert _goes_on(rank, results[case], said, own), case
+            mode = results[case]["metrics"]["mode"]
+            assert mode == ("shadow" if case == "shadow" else "on")
+        for case, reason in OFF.items():  # of rails nothing more is said
+            assert results[case]["metrics"]["mode"] == "off" and results[case]["same"]
+            lines = [f"xtune: off on every rank: {reason}"] if rank == 0 else []
+            if case == "text" and rank == 1:
+                lines = ["xtune: rank 1 cannot start: rails: str is no Rail"]
+            assert results[case]["lines"] == lines
+
+
+@pytest.mark.slow
+def test_nodes_use_no_rails() -> None:
+    for rank, results in enumerate(run(4, _refusals, ["mesh"])):
+        assert _goes_on(rank, results["mesh"], "gradients are summed inside a node first", None)
+        assert results["mesh"]["metrics"]["mode"] == "on"
 
 
 def _cycles(rank: int, world: int) -> dict[str, Any]:
