@@ -87,11 +87,11 @@ def test_what_a_dead_rail_was_to_carry_goes_over_a_living_one(tmp_path: Path) ->
         assert result[2] == [0, 2 * 501 * 4]
 
 
-def reduce(pair: Ranks) -> tuple[list[int], list[list[bool]]]:
+def reduce(pair: Ranks, size: int = SIZE) -> tuple[list[int], list[list[bool]]]:
     """Sum, check the bits; bytes that left leaf1 by each rail, and which rails live."""
     before = pair.sent()
-    wanted = digest(np.asarray(values(0, SIZE) + values(1, SIZE)))
-    answers = pair.all("reduce", size=SIZE)
+    wanted = digest(np.asarray(values(0, size) + values(1, size)))
+    answers = pair.all("reduce", size=size)
     assert [answer["digest"] for answer in answers] == [wanted] * 2
     sent = [a - b for a, b in zip(pair.sent(), before, strict=True)]
     return sent, [answer["alive"] for answer in answers]
@@ -139,4 +139,17 @@ def test_a_dead_rail_is_given_up_by_all_and_costs_no_sum(fabric: Fabric, tmp_pat
         _, alive = reduce(pair)
         assert alive == [[False, False]] * 2  # the control group carries all of it
         pair.all("period")
+        reduce(pair)
+
+
+@pytest.mark.slow
+def test_a_rail_that_fails_for_one_rank_alone_is_given_up_by_both(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    small = 1001  # which TCP sends without waiting for what cannot come back
+    with Ranks(fabric, WORKER, tmp_path / "store", 5.0) as pair:
+        reduce(pair, small)
+        run(fabric.spines[0], "route add blackhole 198.18.3.1/32")  # from leaf1 to leaf2
+        _, alive = reduce(pair, small)
+        assert alive == [[False, True]] * 2
         reduce(pair)
