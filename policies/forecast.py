@@ -85,6 +85,11 @@ class Forecaster:
             return self.marks_ns
         return self.at_ns
 
+    def forget(self) -> None:
+        """Know of no reading and no marks, as before the first."""
+        self._restart()
+        self.marks = NAN
+
     def peak(self, horizon_ns: int) -> float:
         """Highest occupancy from the last reading to the horizon, NaN if unknown."""
         peak = forecast_peak(self.level, self.slope, horizon_ns)

@@ -165,6 +165,7 @@ class LinkTable:
             self._log.change(None, "blacklist", True, False, why)
             self._strikes[i] = _SOUND
             self._own[i] = (NAN, 0)
+            self._forecasters[i].forget()
         else:
             self._verdicts[i] = _NO_VERDICT
         self._settle(i)
