@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from tests.compress import training_fsdp as fsdp
 from tests.compress.ranks import Lines, leave_alone, outlive, run
@@ -22,8 +23,11 @@ from tests.compress.training import (
     wrapped,
 )
 from xtune.policies import Policy, Rail, Router, Steering
+from xtune.policies.actuators.process_groups import StripedGroups
+from xtune.policies.actuators.rails import Meter
 from xtune.policies.schedule import BurstSchedule
 from xtune.policies.steering import MOST_UNITS
+from xtune.policies.striping import Striping
 
 RAILS = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
 CYCLES = 20
@@ -363,3 +367,20 @@ def test_a_message_is_as_many_units_as_it_has_megabytes(size: int, units: int) -
     assert router.assign(FLOW)[1] == units
     Steering(router, [FLOW], clock=lambda: 0).send(10**12)  # bounded: DDP waits for it
     assert router.assign(FLOW)[1] == units + 1 + MOST_UNITS
+
+
+def test_what_one_lane_found_dead_is_dead_for_the_other_and_said_once() -> None:
+    meter, lines = Meter(3), Lines()
+    lanes = [
+        StripedGroups(HashStore(), 0, 1, [*RAILS, RAILS[0]], control=Rail(), meter=meter)
+        for _ in range(2)
+    ]
+    striping = Striping(lanes, meter, first=True, steering=None)
+    for lane, rail in ((1, 0), (0, 2)):
+        lanes[lane].alive[rail] = False
+        striping.settle()
+        assert lanes[0].alive == lanes[1].alive and not lanes[1 - lane].alive[rail]
+        striping.settle()
+    assert striping.metrics()["rails_alive"] == [False, True, False]
+    assert striping.metrics()["rail_shares"] == [0.0, 1.0, 0.0]
+    assert lines.take() == ["xtune: rails given up: 0; 2 left", "xtune: rails given up: 2; 1 left"]
