@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -24,7 +24,7 @@ RETRY_NS = 1_000_000_000  # an actuator that refused is asked again at most so o
 
 
 class Source(Protocol):
-    """What brings the router its readings: `probe.feed.Feed`."""
+    """What brings the router its readings: `probe.feed.Feed`, `decider.weights.WeightsFeed`."""
 
     def poll(self) -> int:
         """Hand on what is new; returns how much."""
@@ -70,7 +70,7 @@ class Executor:
 
     Args:
         router: Decides.
-        feed: Its readings.
+        feeds: What brings it readings, and a decider's weights.
         actuators: One for each flow that is moved; its paths are those of the router's path set,
             in the same order.
         units: Asked of the router in each turn, for each flow; a share is met to one part in
@@ -89,7 +89,7 @@ class Executor:
     def __init__(
         self,
         router: Router,
-        feed: Source,
+        feeds: Sequence[Source],
         actuators: Mapping[Flow, Actuator],
         *,
         units: int = 16,
@@ -100,7 +100,7 @@ class Executor:
             raise ValueError(f"units: {units} are too few to share")
         self.applied = 0
         self.refused = 0
-        self._router, self._feed = router, feed
+        self._router, self._feeds = router, tuple(feeds)
         self._units = units
         self._clock = clock
         self._log = DecisionLog() if log is None else log
@@ -112,15 +112,16 @@ class Executor:
             self._lanes.append(_Lane(flow, actuator, paths))
 
     def turn(self, at_ns: int | None = None) -> int:
-        """Take what the feed has, and move what the router moves.
+        """Take what the feeds have, and move what the router moves.
 
         Args:
-            at_ns: When; now by default, looked at after the feed, whose readings are older.
+            at_ns: When; now by default, looked at after the feeds, whose readings are older.
 
         Returns:
             For how many flows the shares changed.
         """
-        self._feed.poll()
+        for feed in self._feeds:
+            feed.poll()
         now_ns = self._clock() if at_ns is None else at_ns
         changed = 0
         for lane in self._lanes:

@@ -70,7 +70,7 @@ def test_one_change_for_each_move_and_all_is_undone(tmp_path: Path) -> None:
     feed = Readings(router)
     actuator = Simulated([0.5, 0.5])
     log = DecisionLog(tmp_path / "log")
-    with Executor(router, feed, {FLOW: actuator}, log=log) as executor:
+    with Executor(router, [feed], {FLOW: actuator}, log=log) as executor:
         feed.waiting = [("one", 0.1, 0), ("two", 0.1, 0)]
         assert executor.turn(0) == 1
         assert actuator.shares == executor.shares(FLOW) == [1.0, 0.0]
@@ -96,7 +96,7 @@ def test_shares_are_those_of_the_choices_and_a_quiet_fabric_changes_nothing(
     router, twin = a_router(pairs, paths, mode), a_router(pairs, paths, mode)
     actuator = Stubborn(0)
     actuator._initial = [1.0] * paths
-    executor = Executor(router, Readings(router), {FLOW: actuator}, units=units)
+    executor = Executor(router, [Readings(router)], {FLOW: actuator}, units=units)
     executor.turn(0)
     chosen = [twin.choose(FLOW, at_ns=0) for _ in range(units)]
     (shares,) = actuator.asked
@@ -109,7 +109,7 @@ def test_shares_are_those_of_the_choices_and_a_quiet_fabric_changes_nothing(
 def test_a_path_that_gets_its_only_unit_or_loses_it_is_a_change() -> None:
     router = a_router(pairs=2)
     actuator = Stubborn(0)
-    executor = Executor(router, Readings(router), {FLOW: actuator}, units=3)
+    executor = Executor(router, [Readings(router)], {FLOW: actuator}, units=3)
     executor.turn(0)
     first = actuator.asked[0]
     assert sorted(first) == pytest.approx([1 / 3, 2 / 3])
@@ -123,7 +123,7 @@ def test_a_path_that_gets_its_only_unit_or_loses_it_is_a_change() -> None:
 def test_a_refusal_is_said_once_counted_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     router = a_router()
     actuator = Stubborn(2)
-    executor = Executor(router, Readings(router), {FLOW: actuator})
+    executor = Executor(router, [Readings(router)], {FLOW: actuator})
     with caplog.at_level(logging.WARNING, "xtune"):
         assert executor.turn(0) == 0
         assert executor.turn(RETRY_NS - 1) == 0
@@ -140,9 +140,9 @@ def test_what_cannot_be_executed_is_refused_at_once() -> None:
     router = a_router()
     feed = Readings(router)
     with pytest.raises(ValueError, match="no path from a to c"):
-        Executor(router, feed, {("a", "c", 0): Simulated([1.0])})
+        Executor(router, [feed], {("a", "c", 0): Simulated([1.0])})
     with pytest.raises(ValueError, match="too few"):
-        Executor(router, feed, {FLOW: Simulated([1.0, 1.0])}, units=0)
+        Executor(router, [feed], {FLOW: Simulated([1.0, 1.0])}, units=0)
     assert unit_shares(router, FLOW, 4, 2, at_ns=0) == [1.0, 0.0]
 
 
@@ -167,7 +167,7 @@ def _moves_packets(fabric: Fabric) -> None:
         fabric.send(ports)
         return [a - b for a, b in zip(fabric.forwarded(), was, strict=True)]
 
-    with Executor(router, feed, {FLOW: actuator}) as executor:
+    with Executor(router, [feed], {FLOW: actuator}) as executor:
         assert executor.turn(0) == 1
         assert sent() == [20, 0]
         feed.waiting = [("one", 0.9, 10 * MS), ("two", 0.1, 10 * MS)]

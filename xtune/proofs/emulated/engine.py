@@ -38,7 +38,7 @@ class HostEngine:
         group.apply([1.0] + [0.0] * (len(paths) - 1))  # takes longer than all later changes
         # The kernel moves a flow as a whole, so one unit tells all.
         self._executor = Executor(
-            self.router, self._feed, {self._flow: group}, units=1, log=self._log
+            self.router, [self._feed], {self._flow: group}, units=1, log=self._log
         )
 
     def listen(self) -> None:
