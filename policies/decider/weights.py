@@ -13,16 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from ..probe.following import Follower  # noqa: TID252 - exported under another name
 from ..probe.table import (  # noqa: TID252 - exported under another name
     STALE_NS,
     Form,
-    TableError,
     TableReader,
     TableWriter,
 )
 from .packet import MOST_BLOCKS, MOST_BODY_BYTES, Entry, split_body, unpack_body, unpack_names
-
-REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
 
 _HEAD = struct.Struct("=QQqI")  # epoch, version, when its ages were true, bytes
 _ROOM = MOST_BODY_BYTES
@@ -140,12 +138,11 @@ class Weigher(Protocol):
         """Take the central verdict on a link."""
 
 
-class WeightsFeed:
+class WeightsFeed(Follower[WeightsReader]):
     """Hands a router the decider's verdicts; call `poll` where the readings' feed is polled.
 
     Where the decider or the agent has died nothing is handed on: the router's verdicts grow stale
-    and it goes on with this host's own readings, or static. Once a second at most, and only while
-    stale, the file is looked for again, which are the only system calls.
+    and it goes on with this host's own readings, or static.
 
     Args:
         path: The agent's ``<readings>.weights``; the file need not exist yet.
@@ -165,22 +162,13 @@ class WeightsFeed:
         *,
         stale_ns: int = STALE_NS,
     ) -> None:
-        self._path = path
+        super().__init__(lambda: WeightsReader(path, clock, stale_ns=stale_ns), clock)
         self._router = router
         self._given = links
-        self._clock = clock
-        self._stale_ns = stale_ns
-        self._reader: WeightsReader | None = None
-        self._looked_ns: int | None = None
         self._updates = -1
         self._versions: list[int] = []
         self._next = 0
         self._names: dict[int, tuple[bytes, list[Sequence[str]]]] = {}
-
-    @property
-    def alive(self) -> bool:
-        """Whether a decider was heard of lately."""
-        return self._reader is not None and self._reader.alive()
 
     def poll(self, most: int = MOST_BLOCKS) -> int:
         """Hand on the verdicts that changed since the last call; never raises for a file's sake.
@@ -192,10 +180,9 @@ class WeightsFeed:
         Returns:
             How many verdicts.
         """
-        if not self.alive and not self._look():
+        reader = self._living()
+        if reader is None:
             return 0
-        reader = self._reader
-        assert reader is not None
         updates = reader.updates()  # before the entries: what changes meanwhile is seen next time
         if updates == self._updates:
             return 0
@@ -213,12 +200,6 @@ class WeightsFeed:
             count += self._hand_on(number, block)
         self._updates = updates
         return count
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def _changed(self, versions: list[int]) -> list[int]:
         """Blocks with news, those first that the last call did not come to."""
@@ -247,21 +228,7 @@ class WeightsFeed:
     def _links(self, name: str) -> Sequence[str]:
         return (name,) if self._given is None else self._given.get(name, ())
 
-    def _look(self) -> bool:
-        """Whether a living table is there after a look, or it is too early for one."""
-        now_ns = self._clock()
-        if self._looked_ns is not None and now_ns - self._looked_ns < REOPEN_NS:
-            return False
-        self._looked_ns = now_ns
-        if self._reader is not None:
-            if not self._reader.reopen():
-                return False
-        else:
-            try:
-                self._reader = WeightsReader(self._path, self._clock, stale_ns=self._stale_ns)
-            except (OSError, TableError):
-                return False
+    def _begin(self, reader: WeightsReader) -> None:
         self._updates = -1
-        self._versions = [0] * len(self._reader.names)
+        self._versions = [0] * len(reader.names)
         self._names.clear()
-        return self._reader.alive()

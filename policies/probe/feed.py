@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from .readings import HISTORY, ReadingsError, ReadingsReader, ended, reading_of
+from .following import Follower
+from .readings import HISTORY, ReadingsReader, ended, reading_of
 from .table import STALE_NS
-
-REOPEN_NS = 1_000_000_000  # a dead agent's successor is looked for at most so often
 
 
 class Observer(Protocol):
@@ -29,12 +28,11 @@ class Observer(Protocol):
         """Take one reading of a link, or the timeout of a probe."""
 
 
-class Feed:
+class Feed(Follower[ReadingsReader]):
     """Hands an observer what is new; call `poll` before each choice, or every few of them.
 
     Of a table that goes stale, because its agent has died, nothing is handed on: the router's
-    readings grow old and it routes as without probes. Once a second at most, and only while stale,
-    the file is looked for again, which are the only system calls.
+    readings grow old and it routes as without probes.
 
     Args:
         path: The agent's readings; the file need not exist yet.
@@ -57,23 +55,14 @@ class Feed:
         *,
         stale_ns: int = STALE_NS,
     ) -> None:
+        super().__init__(lambda: ReadingsReader(path, clock, stale_ns=stale_ns), clock)
         self.skipped = 0
-        self._path = path
         self._router = router
         self._given = links
-        self._clock = clock
-        self._stale_ns = stale_ns
-        self._reader: ReadingsReader | None = None
-        self._looked_ns: int | None = None
         self._updates = -1
         self._links: list[Sequence[str]] = []
         self._versions: list[int] = []
         self._finished: list[int] = []
-
-    @property
-    def alive(self) -> bool:
-        """Whether an agent writes."""
-        return self._reader is not None and self._reader.alive()
 
     def poll(self) -> int:
         """Hand on the outcomes since the last call; never raises for a file's sake.
@@ -81,10 +70,9 @@ class Feed:
         Returns:
             How many.
         """
-        if not self.alive and not self._look():
+        reader = self._living()
+        if reader is None:
             return 0
-        reader = self._reader
-        assert reader is not None
         updates = reader.updates()  # before the entries: what changes meanwhile is seen next time
         if updates == self._updates:
             return 0
@@ -101,12 +89,6 @@ class Feed:
             known[index] = version
             count += self._hand_on(index, values)
         return count
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def _hand_on(self, index: int, values: tuple[Any, ...]) -> int:
         finished: int = values[0]
@@ -140,25 +122,10 @@ class Feed:
                 )
         return seen
 
-    def _look(self) -> bool:
-        """Whether a living table is there after a look, or it is too early for one."""
-        now_ns = self._clock()
-        if self._looked_ns is not None and now_ns - self._looked_ns < REOPEN_NS:
-            return False
-        self._looked_ns = now_ns
-        if self._reader is not None:
-            if not self._reader.reopen():
-                return False
-        else:
-            try:
-                self._reader = ReadingsReader(self._path, self._clock, stale_ns=self._stale_ns)
-            except (OSError, ReadingsError):
-                return False
-        names = self._reader.names
+    def _begin(self, reader: ReadingsReader) -> None:
         self._links = [
-            (name,) if self._given is None else self._given.get(name, ()) for name in names
+            (name,) if self._given is None else self._given.get(name, ()) for name in reader.names
         ]
         self._updates = -1
-        self._versions = [0] * len(names)
-        self._finished = [0] * len(names)
-        return self._reader.alive()
+        self._versions = [0] * len(reader.names)
+        self._finished = [0] * len(reader.names)

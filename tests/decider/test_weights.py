@@ -16,12 +16,12 @@ from tests.probe.helpers import LIMIT_S
 from xtune.policies import Router, preset, replace_fields
 from xtune.policies.decider.packet import MOST_BLOCKS, Entry, pack_body
 from xtune.policies.decider.weights import (
-    REOPEN_NS,
     Block,
     WeightsFeed,
     WeightsReader,
     WeightsWriter,
 )
+from xtune.policies.probe.following import REOPEN_NS
 from xtune.policies.probe.readings import ReadingsWriter
 from xtune.policies.probe.table import TableError
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xtune.policies import Router, preset, replace_fields
-from xtune.policies.probe.feed import REOPEN_NS, Feed
+from xtune.policies.probe.feed import Feed
+from xtune.policies.probe.following import REOPEN_NS
 from xtune.policies.probe.packet import CONGESTED, UNKNOWN, Packet, Signal
 from xtune.policies.probe.readings import ReadingsWriter
 from xtune.policies.probe.tally import Tally
