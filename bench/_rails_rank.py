@@ -6,10 +6,7 @@ It speaks as `_step_rank` does.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench._step_rank import BATCH, BUCKET_MB, LAYERS, READY, TIMEOUT_S, WARM_STEPS, WIDTH, policy
+from bench._cables import in_turn, joined
+from bench._step_rank import BATCH, BUCKET_MB, LAYERS, WIDTH, policy
 from xtune.policies.actuators.rails import Rail
 from xtune.policies.attach import attach
 from xtune.policies.spec import Compression, Period, Policy
@@ -72,31 +70,15 @@ class Training:
 
 
 def main() -> None:
-    """Join, warm up, measure in turn."""
-    print(READY, flush=True)  # in whatever network it was started in
-    task = json.loads(sys.stdin.readline())
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = task["control"]
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{task['store']}",
-        rank=task["rank"],
-        world_size=2,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    trainings = {
-        f"{rung} {len(rails)}": Training(rung, rails)
-        for rung in task["rungs"]
-        for rails in task["rails"]
-    }
-    for training in trainings.values():
-        training.steps(WARM_STEPS)
-    for _ in range(task["runs"]):
-        for training in trainings.values():
-            training.measure(task["steps"])
-    result = {name: training.told() for name, training in trainings.items()}
-    dist.barrier()
-    dist.destroy_process_group()
+    """Measure rungs and rails in turn."""
+    with joined("control") as task:
+        trainings = {
+            f"{rung} {len(rails)}": Training(rung, rails)
+            for rung in task["rungs"]
+            for rails in task["rails"]
+        }
+        in_turn(trainings.values(), task)
+        result = {name: training.told() for name, training in trainings.items()}
     print(json.dumps(result), flush=True)
 
 

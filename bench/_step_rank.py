@@ -7,10 +7,7 @@ with what was measured as one line of JSON.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bench._cables import in_turn, joined
 from xtune.policies.attach import attach
 from xtune.policies.handle import Handle
 from xtune.policies.ladder import Rung
@@ -26,9 +24,6 @@ from xtune.policies.spec import Compression, Period, Policy
 
 WIDTH, LAYERS, BATCH = 1024, 8, 8  # 8.4 million parameters, 33.6 MB of fp32 gradients
 BUCKET_MB = 8.0
-TIMEOUT_S = 120
-WARM_STEPS = 12  # past the first decision
-READY = "ready"
 HEAD_BITS = {"q4": 4, "q4_8": 8}  # of the rungs that are measured
 
 
@@ -119,30 +114,14 @@ class Training:
 
 
 def main() -> None:
-    """Join, warm up, measure the methods in turn."""
-    print(READY, flush=True)  # in whatever network it was started in
-    task = json.loads(sys.stdin.readline())
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = task["device"]
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{task['store']}",
-        rank=task["rank"],
-        world_size=2,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    trainings = {method: Training(method, task["device"]) for method in task["methods"]}
-    for training in trainings.values():
-        training.steps(WARM_STEPS)
-    for _ in range(task["runs"]):
-        for training in trainings.values():
-            training.measure(task["steps"])
-    result = {
-        "seconds": {method: each.seconds for method, each in trainings.items()},
-        "sent": {method: each.sent for method, each in trainings.items()},
-    }
-    dist.barrier()
-    dist.destroy_process_group()
+    """Measure the methods in turn."""
+    with joined("device") as task:
+        trainings = {method: Training(method, task["device"]) for method in task["methods"]}
+        in_turn(trainings.values(), task)
+        result = {
+            "seconds": {method: each.seconds for method, each in trainings.items()},
+            "sent": {method: each.sent for method, each in trainings.items()},
+        }
     print(json.dumps(result), flush=True)
 
 

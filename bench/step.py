@@ -1,30 +1,19 @@
 """A whole step of training on two ranks: over a link of 1 Gb/s, and over one that costs nothing.
 
-Where it may, each rank gets a network namespace without a name, joined by a virtual cable with a
-token bucket on each end: all of it goes when the processes end, however they end. Elsewhere the
-link is modelled: the step over loopback, and then its bytes at 1 Gb/s, overlapping nothing.
+The link is a virtual cable between two network namespaces. Where none can be had it is modelled:
+the step over loopback, and then its bytes at 1 Gb/s, overlapping nothing.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from bench import _step_rank
+from bench._cables import GBPS, RUNS, NoLinkError, train
 
-RUNS = 9
-STEPS = 3  # in each run
-LIMIT_S = 400.0
-GBPS = 1
 GOAL = 0.5
 CABLE = "xtune0"
-NETWORK = "10.253.0"
 NAMES = (
     "policies.step_1gbps_vs_bf16",
     "policies.step_1gbps_q4_8_vs_bf16",
@@ -33,87 +22,10 @@ NAMES = (
 RUNGS = ("q4", "q4_8")  # what the default ladder ends with, and the rung before
 
 
-class NoLinkError(Exception):
-    """No link can be shaped here."""
-
-
-def _call(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NoLinkError(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
-def lay_cable(pids: list[int], name: str, network: str) -> None:
-    """Join two namespaces and shape what each end sends.
-
-    Args:
-        pids: a process in each.
-        name: of the device on both ends.
-        network: first three bytes of the addresses.
-
-    Raises:
-        NoLinkError: it cannot be done here.
-    """
-    first, second = map(str, pids)
-    _call(
-        "ip", "link", "add", "name", name, "netns", first,
-        "type", "veth", "peer", "name", name, "netns", second,
-    )  # fmt: skip
-    for pid, end in ((first, 1), (second, 2)):
-        inside = ("nsenter", "--target", pid, "--net")
-        _call(*inside, "ip", "address", "add", f"{network}.{end}/30", "dev", name)
-        _call(*inside, "ip", "link", "set", name, "up")
-        _call(
-            *inside, "tc", "qdisc", "add", "dev", name, "root",
-            "tbf", "rate", f"{GBPS}gbit", "burst", "256kb", "latency", "50ms",
-        )  # fmt: skip
-
-
-def ready(rank: subprocess.Popen[str]) -> bool:
-    """Wait until a rank runs, in its namespace; False where it may not have one."""
-    assert rank.stdout is not None
-    return rank.stdout.readline().strip() == _step_rank.READY
-
-
 def _train(methods: tuple[str, ...], *, shaped: bool) -> dict[str, Any]:
-    """What rank 0 measured of the methods.
-
-    Raises:
-        NoLinkError: ``shaped``, and it cannot be.
-        RuntimeError: A rank failed; what it said is on standard error.
-    """
-    tools = ("unshare", "nsenter", "ip", "tc")
-    if shaped and not all(map(shutil.which, tools)):
-        raise NoLinkError(f"{', '.join(tools)} are not all here")
-    apart = ("unshare", "--net") if shaped else ()
-    command = (*apart, sys.executable, "-m", _step_rank.__name__)
-    ranks = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            if shaped:
-                if not all(map(ready, ranks)):
-                    raise NoLinkError("no namespace for a rank")
-                lay_cable([rank.pid for rank in ranks], CABLE, NETWORK)
-            for number, rank in enumerate(ranks):
-                task = {
-                    "rank": number, "store": str(Path(folder) / "store"), "methods": methods,
-                    "device": CABLE if shaped else "lo", "runs": RUNS, "steps": STEPS,
-                }  # fmt: skip
-                assert rank.stdin is not None
-                rank.stdin.write(json.dumps(task) + "\n")
-                rank.stdin.flush()
-            said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("a rank of the training failed")
-    measured: dict[str, Any] = json.loads(said[0].splitlines()[-1])
-    return measured
+    """What rank 0 measured of the methods; raises as `train`."""
+    task = {"methods": methods, "device": CABLE if shaped else "lo"}
+    return train(_step_rank.__name__, task, (CABLE,) if shaped else ())
 
 
 def _row(
