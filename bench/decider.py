@@ -16,18 +16,16 @@ CPU time: it is given the datagrams of all 64 hosts directly, in full reports.
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from bench._echo import ECHO, KEY, free_port, running
 from xtune.policies import Router, preset
 from xtune.policies.decider.config import make_config
 from xtune.policies.decider.packet import Entry, Record, Report, Wire, pack_body
@@ -54,40 +52,6 @@ SETTLE_S = 0.3
 APART_S = 0.011  # the default interval between pushes, and a little
 FULL = 16  # links that a report has room for, of names as long as these
 TURNS = 50
-KEY = bytes(32)
-ECHO = """
-import socket
-echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-echo.bind(("127.0.0.1", 0))
-print(echo.getsockname()[1], flush=True)
-while True:
-    data, peer = echo.recvfrom(1400)
-    echo.sendto(data, peer)
-"""
-
-
-@contextmanager
-def _running(*words: str) -> Iterator[tuple[str, int]]:
-    """A process until the end of the block; gives its first line and its number."""
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"XTUNE_PROBE_KEY": KEY.hex()},
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline(), process.pid
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _links(host: int) -> list[str]:
@@ -201,7 +165,7 @@ def _echoed(port: int) -> float:
 
 def _throughput(folder: Path) -> tuple[float, float]:
     """Reports, and readings in them, that a decider takes in a second of its CPU time."""
-    port = _free_port()
+    port = free_port()
     said = {"listen": f"127.0.0.1:{port}", "state": str(folder / "cpu"), "push_interval_s": 60}
     decider = Decider(make_config(said), KEY)
     epoch, wire = decider.counters()["epoch"], Wire(KEY)
@@ -255,7 +219,7 @@ def run() -> list[dict[str, object]]:
     rows: list[list[float]] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:
         folder = Path(name)
-        port = _free_port()
+        port = free_port()
         said = {
             "listen": f"127.0.0.1:{port}",
             "state": str(folder / "state"),
@@ -264,8 +228,8 @@ def run() -> list[dict[str, object]]:
         }
         (folder / "decider.json").write_text(json.dumps(said))
         command = ("-m", "xtune.policies.decider", "run", "--config", str(folder / "decider.json"))
-        _, decider = stack.enter_context(_running(*command))
-        echo = int(stack.enter_context(_running("-c", ECHO))[0])
+        _, decider = stack.enter_context(running(*command))
+        echo = int(stack.enter_context(running("-c", ECHO))[0])
         hosts = _Hosts(folder, port)
         stack.callback(hosts.close)
         hosts.meet()

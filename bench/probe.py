@@ -9,17 +9,13 @@ gets, in turn with it.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from bench._echo import ECHO, KEY, free_port, running
 from xtune.policies.probe.agent import Agent
 from xtune.policies.probe.config import Config
 from xtune.policies.probe.config import Path as ProbedPath
@@ -31,41 +27,7 @@ GOAL_HZ = 10_000
 ASKED_HZ = 20_000
 PATHS = 8
 SECONDS = 2.0
-KEY = bytes(32)
 ECHOES = 1000
-ECHO = """
-import socket
-echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-echo.bind(("127.0.0.1", 0))
-print(echo.getsockname()[1], flush=True)
-while True:
-    data, peer = echo.recvfrom(64)
-    echo.sendto(data, peer)
-"""
-
-
-@contextmanager
-def _running(*words: str) -> Iterator[str]:
-    """A process until the end of the block; gives its first line."""
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"XTUNE_PROBE_KEY": KEY.hex()},
-    )
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _probed(
@@ -117,7 +79,7 @@ def _echoed(port: int) -> float:
 
 def run() -> list[dict[str, object]]:
     """Medians of several runs, in turn."""
-    port = _free_port()
+    port = free_port()
     rates, trips, echoes = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -131,7 +93,7 @@ def run() -> list[dict[str, object]]:
             "--config",
             str(folder / "config.json"),
         )
-        with _running(*command), _running("-c", ECHO) as echo:
+        with running(*command), running("-c", ECHO) as (echo, _):
             for _ in range(RUNS):
                 rates.append(_probed(folder, port, PATHS, ASKED_HZ))
                 trips.append(_probed(folder, port, 1, 1000)[2])
