@@ -26,6 +26,10 @@ RETRY_NS = 1_000_000_000  # an actuator that refused is asked again at most so o
 class Source(Protocol):
     """What brings the router its readings: `probe.feed.Feed`, `decider.weights.WeightsFeed`."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether somebody still writes them."""
+
     def poll(self) -> int:
         """Hand on what is new; returns how much."""
 

@@ -10,29 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .executor import unit_shares
+from .executor import Source, unit_shares
 from .router import Flow, Router
 
 if TYPE_CHECKING:
     from .schedule import BurstSchedule
 
 _LOG = logging.getLogger("xtune")
-UNIT_BYTES = 1_000_000  # larger messages are as many units of a flow (founding document R3)
 MOST_UNITS = 64  # asked of the router for one bucket
 PLAN_UNITS = 16  # asked for a period's shares, at least
-
-
-class Source(Protocol):
-    """What brings readings, such as `probe.feed.Feed`."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether somebody still writes them."""
-
-    def poll(self) -> int:
-        """Hand on what is new; how much it was."""
 
 
 class Steering:
@@ -129,7 +117,7 @@ class Steering:
         if self._schedule is not None and not self._in_burst:
             self._schedule.begin(now_ns)
         self._in_burst = True
-        units = min(MOST_UNITS, -(-size // UNIT_BYTES))
+        units = min(MOST_UNITS, -(-size // self.router.policy.routing.unit_bytes))
         for _ in range(-(-units // len(self._flows))):
             for flow in self._flows:
                 self.router.choose(flow, at_ns=now_ns)

@@ -22,7 +22,7 @@ from tests.compress.training import (
     weights,
     wrapped,
 )
-from xtune.policies import Policy, Rail, Router, Steering
+from xtune.policies import Policy, Rail, Router, Steering, preset, replace_fields
 from xtune.policies.actuators.process_groups import StripedGroups
 from xtune.policies.actuators.rails import Meter
 from xtune.policies.schedule import BurstSchedule
@@ -360,9 +360,10 @@ def test_bursts_are_told_by_iterations() -> None:
     assert schedule.known == known
 
 
-@pytest.mark.parametrize(("size", "units"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2)])
-def test_a_message_is_as_many_units_as_it_has_megabytes(size: int, units: int) -> None:
-    router = _router([0])
+@pytest.mark.parametrize(("size", "units"), [(0, 0), (1, 1), (250_000, 1), (250_001, 2)])
+def test_a_message_is_as_many_units_as_the_policy_cuts_it_into(size: int, units: int) -> None:
+    policy = replace_fields(preset("joint"), {"routing.unit_bytes": 250_000})
+    router = Router({FLOW[:2]: [["rail0"], ["rail1"]]}, policy)
     Steering(router, [FLOW], clock=lambda: 0).send(size)
     assert router.assign(FLOW)[1] == units
     Steering(router, [FLOW], clock=lambda: 0).send(10**12)  # bounded: DDP waits for it

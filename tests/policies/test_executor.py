@@ -30,6 +30,8 @@ MS = 1_000_000
 class Readings:
     """A feed by hand: what is put in is handed on at the next poll."""
 
+    alive = True
+
     def __init__(self, router: Router) -> None:
         self.router = router
         self.waiting: list[tuple[str, float, int]] = []
