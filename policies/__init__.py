@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .schedule import BurstSchedule
     from .spec import PARAMETERS, Policy, dumps, loads, replace_fields
     from .steering import Steering
+    from .topology import Fabric, read_fabric
 
 _HOME = {
     "PARAMETERS": "spec",
@@ -39,6 +40,7 @@ _HOME = {
     "DecisionLog": "decisions",
     "DirectedLink": "paths",
     "Endpoint": "endpoint",
+    "Fabric": "topology",
     "ForecastTable": "forecast_batch",
     "Forecaster": "forecast",
     "Layer": "plan",
@@ -57,6 +59,7 @@ _HOME = {
     "make_forecaster": "forecast",
     "preset": "presets",
     "replace_fields": "spec",
+    "read_fabric": "topology",
     "serve": "endpoint",
 }
 
@@ -71,6 +74,7 @@ __all__ = [
     "DecisionLog",
     "DirectedLink",
     "Endpoint",
+    "Fabric",
     "ForecastTable",
     "Forecaster",
     "Layer",
@@ -88,6 +92,7 @@ __all__ = [
     "loads",
     "make_forecaster",
     "preset",
+    "read_fabric",
     "replace_fields",
     "serve",
 ]
