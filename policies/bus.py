@@ -6,7 +6,11 @@ reader needs no lock and never sees half an update; the version tells it whether
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+HEARD_S = 30.0  # what routing said longer ago says nothing of now; it speaks each time a job sends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +38,17 @@ class CompressionState:
 
 
 class Bus:
-    """The two snapshots: read `routing` and `compression`, write by the two push methods alone."""
+    """The two snapshots: read `routing` and `compression`, write by the two push methods alone.
 
-    __slots__ = ("compression", "routing")
+    Args:
+        clock: Seconds, monotonic; for the age of what was said.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_clock", "_heard_s", "compression", "routing")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._heard_s = clock()
         # Plain attributes: reading or replacing one reference is atomic in Python.
         self.routing = RoutingState()
         self.compression = CompressionState()
@@ -47,6 +57,13 @@ class Bus:
     def reserve(self) -> float:
         """Share of bandwidth that routing is asked to keep free."""
         return self.compression.reserve
+
+    @property
+    def routing_now(self) -> RoutingState:
+        """What routing said within `HEARD_S`; all of it unknown where that is longer ago."""
+        said = self.routing
+        silent = said.version > 0 and self._clock() - self._heard_s > HEARD_S
+        return RoutingState(version=said.version) if silent else said
 
     def push_routing(
         self,
@@ -64,6 +81,7 @@ class Bus:
             available_share: Free share of the link rate on the worst pair in use.
             available_gbps: The same in 1e9 bit/s.
         """
+        self._heard_s = self._clock()  # before: a reader between both takes the old for newer
         self.routing = RoutingState(
             version=self.routing.version + 1,
             at_ns=at_ns,

@@ -159,9 +159,10 @@ class Handle:
         """Congestion state for a scheduler: what the compute side should know.
 
         ``level`` 0 clear .. 3 severe; ``comm_share`` is the share of the last iteration's time
-        that this rank's transfers took, hidden or not; null is unknown.
+        that this rank's transfers took, hidden or not; null is unknown, and so is what routing
+        said more than `HEARD_S` ago.
         """
-        engine, routing = self._engine, self.bus.routing
+        engine, routing = self._engine, self.bus.routing_now
         return {
             "level": engine.controller.plan.level if engine is not None else routing.level,
             "available_share": routing.available_share,

@@ -101,7 +101,12 @@ class UnitSender:
 
         Args:
             released: Its `Reassembly.released`.
+
+        Raises:
+            ValueError: It has released what was not sent yet.
         """
+        if released[0] > self._first + len(self._kept):
+            raise ValueError(f"tensor {released[0] - 1} was not sent yet")
         while self._kept and self._first < released[0]:
             self._kept.popleft()
             self._first += 1

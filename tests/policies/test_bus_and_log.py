@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from xtune.policies import Bus, DecisionLog
+from xtune.policies.bus import HEARD_S
 from xtune.policies.decisions import log_path
+from xtune.policies.endpoint import exposition
+from xtune.policies.handle import Handle
 
 
 def test_a_snapshot_stays_what_it_was() -> None:
@@ -33,6 +36,25 @@ def test_each_side_writes_its_own_half() -> None:
     assert bus.reserve == bus.compression.reserve == 0.2
     bus.push_routing(level=1)
     assert bus.compression.version == 1
+
+
+def test_what_routing_said_long_ago_is_unknown() -> None:
+    now = [1000.0]
+    bus = Bus(clock=lambda: now[0])
+    handle = Handle(bus, None)
+    now[0] += 2 * HEARD_S
+    assert bus.routing_now == bus.routing  # nothing was ever said
+    bus.push_routing(at_ns=5, level=2, available_share=0.25, available_gbps=100.0)
+    now[0] += HEARD_S
+    assert bus.routing_now == bus.routing
+    assert handle.signal()["available_gbps"] == 100.0
+    now[0] += 0.1
+    assert bus.routing.level == 2  # the snapshot itself stays
+    signal = handle.signal()
+    assert [signal[name] for name in ("level", "available_share", "available_gbps")] == [None] * 3
+    assert "xtune_congestion_level" not in exposition(signal)
+    bus.push_routing(level=1)
+    assert handle.signal()["level"] == 1
 
 
 def read(path: Path) -> list[dict[str, object]]:

@@ -217,6 +217,8 @@ def test_a_sender_refuses_what_it_cannot_keep_or_has_forgotten() -> None:
     with pytest.raises(ValueError, match="2 tensors are under way"):
         sender.send(b"three")
     sender.confirm((1, 0))
+    with pytest.raises(ValueError, match="tensor 2 was not sent yet"):
+        sender.confirm((3, 0))
     with pytest.raises(ValueError, match="tensor 0 is not kept: 1 is the first"):
         sender.reconnect(1, 0)
     again = sender.reconnect(1, 1)
