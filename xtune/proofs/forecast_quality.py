@@ -34,6 +34,7 @@ from xtune.proofs.forecast_traces import BUFFERS, REGIMES, Trace, simulate
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
+LEAST_SCALE = 0.05  # shorter traces have no whole burst
 NOISE = 0.05  # standard deviation of a noisy reading, as occupancy
 MOST_TURNS = 5_000  # of a router on one trace
 LENGTHS_NS = {"1 MB": 40_000_000, "16 MB": 200_000_000}
@@ -313,6 +314,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of the kernel's queues")
     parser.add_argument("--out", type=Path, help="also keep the figures here, as JSON")
     given = parser.parse_args(arguments)
+    if not LEAST_SCALE <= given.scale <= 100 or not 1 <= given.seconds <= 3600:
+        parser.error(f"--scale is from {LEAST_SCALE:g} to 100, --seconds from 1 to 3600")
     try:
         found = (
             tc_study(given.seconds, given.seed)

@@ -125,7 +125,8 @@ def study(hosts: int, seeds: int) -> dict[str, Any]:
     """
     fabric = LeafSpine.square(hosts)
     if hosts * seeds < 1000:
-        raise UsageError(f"{hosts * seeds} messages have no p99.9", "more --seeds or --hosts")
+        least = -(-1000 // hosts)
+        raise UsageError(f"{hosts * seeds} messages have no p99.9", f"--seeds {least} or more")
     patterns = {}
     for name, pattern in PATTERNS.items():
         traffic = [pattern(fabric, seed) for seed in range(seeds)]
