@@ -89,7 +89,7 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
 
 def test_the_documented_configuration_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
-    said = page.partition("# probe.toml;")[2].partition("\n")[2].partition("\nIn the job")[0]
+    said = page.partition("# probe.toml;")[2].partition("\n")[2].partition("\nThere are also")[0]
     config = make_config(tomllib.loads(said))
     assert config.paths[0].remote == ("10.0.0.2", 4790) and config.listen
     assert config.paths[0].sources["occupancy"] == {"tc": "eth0"}
