@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ._files import at_once
+
 _LOG = logging.getLogger("xtune")
 SIZE_CAP_BYTES = 256 * 1000 * 1000
 FORMAT_VERSION = 1
@@ -92,7 +94,7 @@ class DecisionLog:
             try:
                 self.path = log_path(str(path), rank=rank)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+                self._file = open(self.path, "ab", buffering=0, opener=at_once)  # noqa: SIM115
                 self._size = os.fstat(self._file.fileno()).st_size
             except (OSError, ValueError) as error:
                 self._fail(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._fields import PolicyError  # noqa: TID252 - exported under another name
+from .._files import read_regular  # noqa: TID252 - exported under another name
 from ..presets import PRESETS, preset, with_probes  # noqa: TID252 - exported under another name
 from ..probe.fields import (  # noqa: TID252 - exported under another name
     ConfigError as ConfigError,
@@ -95,7 +96,7 @@ def _policy(said: Mapping[str, Any]) -> Policy:
     if not isinstance(changes, dict):
         raise ConfigError("routing: a table is wanted")
     try:
-        chosen = preset(name) if name in PRESETS else loads(Path(name).read_bytes())
+        chosen = preset(name) if name in PRESETS else loads(read_regular(name))
         if "probe_interval_s" in said:
             interval_s = number(said["probe_interval_s"], "probe_interval_s", 0.5)
             chosen = with_probes(chosen, round(interval_s * 1e9))

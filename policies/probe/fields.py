@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._files import read_regular  # noqa: TID252 - exported under another name
 from .packet import Address
 
 PORTS = 1 << 16
@@ -26,7 +27,7 @@ def document(path: str | Path) -> Any:
         ConfigError: It is neither.
         OSError: It cannot be read.
     """
-    content = Path(path).read_bytes()
+    content = read_regular(path)
     try:
         if str(path).endswith(".toml"):
             return tomllib.loads(content.decode())

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import IO
 
+from .._files import at_once  # noqa: TID252 - exported under another name
 from ..decisions import log_path  # noqa: TID252 - exported under another name
 from .config import Path
 from .tally import Outcome
@@ -32,7 +33,7 @@ class ProbeLog:
     def __init__(self, pattern: str, host: str, size_cap_bytes: int) -> None:
         path = log_path(pattern, rank=None, host=host)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] | None = open(path, "ab")  # noqa: SIM115 - closed by close()
+        self._file: IO[bytes] | None = open(path, "ab", opener=at_once)  # noqa: SIM115
         self._size = self._file.tell()
         self._host = host
         self._cap = size_cap_bytes

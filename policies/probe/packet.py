@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from .._files import foreign, open_regular  # noqa: TID252 - exported under another name
+
 MAGIC = 0x7870  # "xp"
 VERSION = 1
 MAC_BYTES = 8
@@ -115,12 +117,14 @@ def load_key(
         The key.
 
     Raises:
-        KeyFileError: None, too short, or a file that others may read.
+        KeyFileError: None, too short, or a file that others own or may read.
         OSError: The file cannot be read.
     """
     if path is not None:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
+        descriptor, status = open_regular(path, os.O_RDONLY)
+        with open(descriptor, "rb") as file:
+            if foreign(status):
+                raise KeyFileError(f"{path}: neither this user's nor root's")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 raise KeyFileError(f"{path}: others may read it: chmod 600 it and change the key")
             key = file.read().removesuffix(b"\n")

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from .._files import at_once  # noqa: TID252 - exported under another name
 from .packet import UNKNOWN, Signal
+
+_NUMBER_BYTES = 4096  # more than any counter's digits; a page of sysfs
 
 
 class SourceError(ValueError):
@@ -179,7 +182,8 @@ def number(path: Path) -> float:
     Raises:
         OSError, ValueError: There is none.
     """
-    words = path.read_text("ascii").split(None, 1)
+    with open(path, "rb", buffering=0, opener=at_once) as file:
+        words = (file.read(_NUMBER_BYTES) or b"").split(None, 1)
     if not words:
         raise ValueError(f"{path} is empty")
     return float(words[0])

@@ -22,7 +22,9 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from .._files import foreign, open_regular  # noqa: TID252 - exported under another name
 
 RETRIES = 64  # a write takes about a microsecond; after so many the writer has stopped in one
 STALE_NS = 500_000_000  # without a heartbeat for so long a writer counts as dead
@@ -255,25 +257,26 @@ class TableReader:
         self._map.close()
 
     def _open(self) -> None:
-        file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file, status = open_regular(self._path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            status = os.fstat(file)
-            # The owner can truncate the file under the mapping, which kills who reads it.
-            if status.st_uid not in (0, os.geteuid()):
+            # Who can write the file can truncate it under the mapping, which kills who reads it.
+            if foreign(status):
                 raise TableError(f"{self._path}: neither this user's nor root's")
+            if status.st_mode & 0o022:
+                raise TableError(f"{self._path}: others may write it")
             if status.st_size < _TEXT_AT:
                 raise TableError(f"{self._path}: no table of {self._form.what}")
             mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
         finally:
             os.close(file)
         try:
-            generation, text = _parse(self._form, mapped, self._path)
+            generation, count, text = _parse(self._form, mapped, self._path)
+            names, counted = _names(text, count, self._path)
         except TableError:
             mapped.close()
             raise
-        known: dict[str, Any] = json.loads(text)
-        self.names: tuple[str, ...] = tuple(known["paths"])
-        self._counted: tuple[str, ...] = tuple(known["counters"])
+        self.names: tuple[str, ...] = names
+        self._counted: tuple[str, ...] = counted
         self.generation = generation
         self._map = mapped
         self._words = memoryview(mapped).cast("Q")
@@ -282,13 +285,18 @@ class TableReader:
 
 def _locked(path: Path) -> int:
     """A lock beside the table, freed by the kernel however its holder ends."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
+    name = path.with_name(path.name + ".lock")
+    lock, status = open_regular(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
+        if foreign(status):
+            raise TableError(f"{name}: neither this user's nor root's")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
         raise TableError(f"{path}: another process writes it") from error
+    except TableError:
+        os.close(lock)
+        raise
     return lock
 
 
@@ -314,8 +322,8 @@ def _create(form: Form, path: Path, text: bytes, count: int, generation: int) ->
     return mapped
 
 
-def _parse(form: Form, mapped: mmap.mmap, path: Path) -> tuple[int, bytes]:
-    """Generation and text of a table, all of it checked."""
+def _parse(form: Form, mapped: mmap.mmap, path: Path) -> tuple[int, int, bytes]:
+    """Generation, entries and text of a table, whose lengths and CRC are checked."""
     magic, version, count, generation, _, length, crc = _HEADER.unpack_from(mapped)
     if magic != form.magic:
         raise TableError(f"{path}: no table of {form.what}")
@@ -325,7 +333,20 @@ def _parse(form: Form, mapped: mmap.mmap, path: Path) -> tuple[int, bytes]:
     size = _entries_at(form, length) + count * form.entry_bytes
     if len(mapped) != size or zlib.crc32(text) != crc:
         raise TableError(f"{path}: a damaged table of {form.what}")
-    return generation, text
+    return generation, count, text
+
+
+def _names(text: bytes, count: int, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of entries and of counts."""
+    try:
+        known = json.loads(text)
+        names, counted = known["paths"], known["counters"]
+        fit = len(names) == count and len(counted) <= COUNTERS
+        if fit and all(isinstance(name, str) for name in (*names, *counted)):
+            return tuple(names), tuple(counted)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        pass  # JSON of another form, or none
+    raise TableError(f"{path}: no names of {count} entries")
 
 
 def _entries_at(form: Form, text_bytes: int) -> int:
