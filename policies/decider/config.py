@@ -23,6 +23,8 @@ from ..probe.fields import (  # noqa: TID252 - exported under another name
 from ..probe.packet import Address  # noqa: TID252 - exported under another name
 from ..spec import Policy, loads, replace_fields  # noqa: TID252 - exported under another name
 
+LEAST_PUSH_S, MOST_PUSH_S = 0.001, 0.01
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
@@ -34,7 +36,7 @@ class Config:
         key_file: With mode 0600; without it the key is in ``XTUNE_PROBE_KEY``.
         state: File of the shared memory that ``show`` reads.
         log: The decision log, see `DecisionLog`; each blacklisting and its end.
-        push_interval_s: Snapshots are sent no more often.
+        push_interval_s: Snapshots are sent no more often; None: as `push_s` has it.
         keepalive_s: A host hears so often that the decider lives, news or not.
         host_timeout_s: A host that was not heard of for so long is forgotten.
         datagrams_hz: Snapshots' datagrams a second, to all hosts together.
@@ -45,10 +47,20 @@ class Config:
     key_file: str | None = None
     state: str = "/dev/shm/xtune-decider"
     log: str | None = None
-    push_interval_s: float = 0.01
+    push_interval_s: float | None = None
     keepalive_s: float = 0.1
     host_timeout_s: float = 3.0
     datagrams_hz: float = 50_000.0
+
+    @property
+    def push_s(self) -> float:
+        """Least time between two pushes: a quarter of what the policy calls stale.
+
+        By default; 1 ms at least, 10 ms at most.
+        """
+        if self.push_interval_s is not None:
+            return self.push_interval_s
+        return min(max(self.policy.routing.stale_ns / 4e9, LEAST_PUSH_S), MOST_PUSH_S)
 
 
 _POLICY = ("policy", "probe_interval_s", "routing")

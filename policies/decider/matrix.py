@@ -57,6 +57,10 @@ class Full(Exception):
     """There is no room for another link or cell."""
 
 
+class Late(Exception):
+    """A record of fewer outcomes than one before it had: the network turned two reports."""
+
+
 class Matrix:
     """Links by reporters.
 
@@ -93,6 +97,7 @@ class Matrix:
 
         Raises:
             Full: The record names a link or a path too many.
+            Late: It is older than one that was taken; nothing is changed.
         """
         cells = self._cells.setdefault(reporter, {})
         cell = cells.get(record.path)
@@ -103,6 +108,8 @@ class Matrix:
             cell = cells[record.path] = self._cell(host, record.link)
         first = cell.finished is None
         new = (record.finished - (cell.finished or 0)) % OUTCOMES
+        if not first and new >= OUTCOMES // 2:  # what it tells, the later one's history told
+            raise Late
         cell.finished, cell.margin = record.finished, record.margin
         seen = min(new, HISTORY)
         self._observe(cell, record, seen, now_ns)
@@ -175,8 +182,6 @@ class Matrix:
         at_ns = max(cell.heard_ns for cell in fresh)
         if known:
             weight, at_ns = max(known)
-        if weight < 0.0:  # a line may fall so far, a queue does not
-            weight = 0.0
         age_us = max(0, -((at_ns - now_ns) // 1000))  # rounded up: never younger than it is
         return Entry(link.name, weight, age_us, len(living) or len(fresh))
 

@@ -28,13 +28,13 @@ from ..probe.packet import (  # noqa: TID252 - exported under another name
     ends,
 )
 from .config import Config
-from .matrix import Full, Matrix
+from .matrix import Full, Late, Matrix
 from .packet import MOST_BYTES, NO_BLOCK, Report, Snapshot, Wire, pack_body
 from .weights import Block, WeightsWriter
 
 _LOG = logging.getLogger("xtune")
 MOST_HOSTS = 1024
-MOST_WINDOWS = 1 << 16  # addresses that are remembered against replay, all through an epoch
+MOST_WINDOWS = 1 << 16  # addresses that are remembered against replay, those silent longest go
 BEAT_S = 0.02  # a heartbeat of the state at least so often
 _BATCH = 64  # datagrams taken, or sent, before the other side has its turn
 _NOTE_NS = 1_000_000_000
@@ -50,6 +50,7 @@ COUNTED = (
     "reports",
     "records",
     "records_stale",
+    "records_late",
     "outcomes_skipped",
     "overflowed",
     "receive_failed",
@@ -57,6 +58,7 @@ COUNTED = (
     "hosts_refused",
     "records_refused",
     "hosts_lost",
+    "forgotten",
     "outranked",
     "pushed",
     "unsent",
@@ -228,8 +230,22 @@ class Decider:
                 skipped = self._matrix.take(out, host.name, record, now_ns)
                 self._counts["outcomes_skipped"] += skipped
                 self._counts["records"] += 1
+            except Late:
+                self._counts["records_late"] += 1
             except Full:
-                self._counts["records_refused"] += 1
+                self._refuse(host)
+
+    def _refuse(self, host: _Host) -> None:
+        """Count a record that there is no room for."""
+        if not self._counts["records_refused"]:
+            known = self._matrix.counts()
+            _LOG.warning(
+                "xtune: no room for all readings of %s, beside %d links of %d paths",
+                host.name,
+                known["links"],
+                known["cells"],
+            )
+        self._counts["records_refused"] += 1
 
     def _notice_stale(self, host: _Host, report: Report) -> None:
         """Count readings that are too old when they come, as by a policy made for a simulator."""
@@ -246,12 +262,13 @@ class Decider:
 
     def _welcome(self, report: Report, peer: Address, out: bytes) -> _Host | None:
         """A host that is new, or back; None where there is no room for it."""
-        if out not in self._windows:
-            if len(self._windows) >= MOST_WINDOWS:
-                return None
-            self._windows[out] = ReplayWindow()
         if not self._places:
             return None
+        if out not in self._windows:
+            if len(self._windows) >= MOST_WINDOWS:
+                del self._windows[next(o for o in self._windows if o not in self._hosts)]
+                self._counts["forgotten"] += 1
+            self._windows[out] = ReplayWindow()
         host = _Host(peer, out, report.host, report.born_ns, self._places.popleft())
         self._hosts[out] = host
         return host
@@ -294,7 +311,7 @@ class Decider:
             plan.append((host, host.stamp_ns, blocks))
         self._sending = self._snapshots(plan)
         self._left = sum(len(blocks) for _, _, blocks in plan)
-        spent_s = max(self._config.push_interval_s, self._left / self._config.datagrams_hz)
+        spent_s = max(self._config.push_s, self._left / self._config.datagrams_hz)
         self._next_ns = now_ns + round(spent_s * 1e9)
         self._quiet_ns = now_ns + round(max(spent_s, self._config.keepalive_s) * 1e9)
 
@@ -349,6 +366,7 @@ class Decider:
                 self._state.note(host.place, known)
                 continue
             del self._hosts[out]
+            self._windows[out] = self._windows.pop(out)  # behind those that left before
             self._matrix.drop(out)
             self._state.note(host.place, None)
             self._places.append(host.place)

@@ -232,7 +232,7 @@ def _reporter(
         config.host,
         [path.link or path.name for path in config.paths],
         f"{config.readings}.weights",
-        config.report_interval_s,
+        config.report_s,
         key,
         clock,
         wall,

@@ -15,6 +15,8 @@ from .sources import SourceError, make_sources
 
 MOST_RATE_HZ = 10_000.0  # probes a second of one agent, which has one core
 MOST_PATHS = 512  # a descriptor each, of the 1024 that a process has by default
+LEAST_TIMEOUT_S = 1e-5  # less than any round trip takes: every probe would be lost
+REPORT_PROBES, MOST_REPORT_S = 5, 0.05  # a report after so many probes of a path, or so long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Config:
         source_interval_s: Sources are read no more often.
         decider: Address and port of a decider to report to; None: there is none.
         decider_local: Own address and port towards it, out of band; port 0 is any.
-        report_interval_s: Reports are sent no more often.
+        report_interval_s: Reports are sent no more often; None: as `report_s` has it.
         log: JSON lines that ``xtune collect`` reads as ``link_probes``; ``%h`` is the host.
         log_bytes: The file never grows past it.
         paths: What an agent probes.
@@ -83,11 +85,20 @@ class Config:
     source_interval_s: float = 0.001
     decider: Address | None = None
     decider_local: Address = ("0.0.0.0", 0)
-    report_interval_s: float = 0.05
+    report_interval_s: float | None = None
     log: str | None = None
     log_bytes: int = 256_000_000
     paths: tuple[Path, ...] = ()
     listen: tuple[Listen, ...] = ()
+
+    @property
+    def report_s(self) -> float:
+        """Time between two reports: a quarter of what a policy made for these probes calls stale.
+
+        By default the time of five probes of a path, 50 ms at most.
+        """
+        default_s = min(REPORT_PROBES / self.rate_hz, MOST_REPORT_S)
+        return default_s if self.report_interval_s is None else self.report_interval_s
 
 
 _TEXTS = ("host", "key_file", "readings", "log")
@@ -124,6 +135,8 @@ def make_config(said: Any) -> Config:
     for name, most in _NUMBERS.items():
         if name in said:
             known[name] = number(said[name], name, most)
+    if known.get("timeout_s", 1.0) < LEAST_TIMEOUT_S:
+        raise ConfigError(f"timeout_s: {known['timeout_s']:g} is less than {LEAST_TIMEOUT_S:g}")
     if "log_bytes" in said:
         known["log_bytes"] = int(number(said["log_bytes"], "log_bytes", 2.0**62))
     for name in ("decider", "decider_local"):

@@ -43,6 +43,22 @@ def test_the_documented_configuration_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate_hz", "report_s", "push_s"),
+    [(10, 0.05, 0.01), (100, 0.05, 0.01), (1_000, 0.005, 0.005), (10_000, 0.0005, 0.001)],
+)
+def test_reports_and_pushes_come_well_before_a_reading_is_stale(
+    rate_hz: int, report_s: float, push_s: float
+) -> None:
+    """A reading waits for the next report and then for the next push; it is stale after 20."""
+    agent = probe_config({"rate_hz": rate_hz})
+    centre = make_config({"listen": "127.0.0.1:1", "probe_interval_s": 1 / rate_hz})
+    assert (agent.report_s, centre.push_s) == pytest.approx((report_s, push_s))
+    assert agent.report_s + centre.push_s < 20 / rate_hz
+    assert probe_config({"report_interval_s": 0.3}).report_s == 0.3
+    assert make_config({"listen": "127.0.0.1:1", "push_interval_s": 0.3}).push_s == 0.3
+
+
+@pytest.mark.parametrize(
     ("said", "why"),
     [
         ({}, "listen: None is no IPv4"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.probe.helpers import KEY
 from xtune.policies import preset
 from xtune.policies.decider import matrix as matrix_module
-from xtune.policies.decider.matrix import Full, Matrix
+from xtune.policies.decider.matrix import Full, Late, Matrix
 from xtune.policies.decider.packet import (
     MOST_BODY_BYTES,
     Entry,
@@ -268,8 +268,51 @@ def test_outcomes_that_came_too_many_at_once_are_counted_but_not_at_first() -> N
     assert matrix.take("h0", "h0", answered("x", 1000), MS) == 0  # of before this decider
     assert matrix.take("h0", "h0", answered("x", 1064), MS) == 0
     assert matrix.take("h0", "h0", answered("x", 1129), MS) == 1
-    assert matrix.take("h0", "h0", answered("x", 2**32 - 1), MS) > 0
+    for finished in (2**31, 2**32 - 1):  # as far ahead as counts can tell
+        assert matrix.take("h0", "h0", answered("x", finished), MS) > 0
     assert matrix.take("h0", "h0", answered("x", 3), MS) == 0  # counted modulo 2**32
+
+
+turned = st.lists(st.integers(1, 6), min_size=1, max_size=10).flatmap(
+    lambda steps: st.tuples(st.just(steps), st.permutations(range(len(steps))))
+)
+
+
+@settings(deadline=None)
+@given(turned, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+def test_reports_in_any_order_tell_what_they_tell_in_order(
+    told: tuple[list[int], list[int]], first: int, outcomes: int
+) -> None:
+    """Each but the first to come tells all outcomes since the one before it."""
+    steps, order = told
+    counts = [first + sum(steps[: place + 1]) for place in range(len(steps))]
+    records = [
+        lost("x", count % 2**32, 0)._replace(history=outcomes >> (counts[-1] - count))
+        for count in counts
+    ]
+    mixed, straight, newest = made(), made(), order[0]
+    for place in order:
+        if place >= newest:
+            assert mixed.take("h", "h", records[place], MS) == 0
+            newest = place
+            continue
+        mixed.dirty.clear()
+        with pytest.raises(Late):
+            mixed.take("h", "h", records[place], 2 * MS)
+        assert not mixed.dirty
+    for record in records[order[0] :]:
+        straight.take("h", "h", record, MS)
+    assert verdict(mixed, "x", MS) == verdict(straight, "x", MS)
+
+
+def test_an_overtaken_report_neither_blacklists_nor_counts() -> None:
+    matrix = made()
+    for finished in (100, 115):
+        matrix.take("h0", "h0", answered("x", finished, 0.5), MS)
+    with pytest.raises(Late):
+        matrix.take("h0", "h0", lost("x", 114, 3)._replace(margin=1.0), 2 * MS)
+    assert verdict(matrix, "x", MS) == Entry("x", 0.5, 0, 1)
+    assert matrix.least_margin("h0") is None
 
 
 def test_news_are_of_blocks_that_were_told_of() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.decider.helpers import MS, RECORD, WIRE, Centre, Host, S, Stranger, snapshot
 from tests.probe.helpers import KEY, until
-from xtune.policies.decider import server
+from xtune.policies.decider import matrix, server
 from xtune.policies.decider.packet import (
     NO_BLOCK,
     Entry,
@@ -95,6 +95,70 @@ def test_a_host_that_was_forgotten_cannot_be_replayed(centre: Centre, stranger: 
     stranger.channel.send(recorded)
     centre.turn(0)
     assert centre.count("records") == 1 and centre.count("replayed") == 1
+
+
+def test_two_reports_that_change_places_on_the_way_are_one_late_one(
+    centre: Centre, stranger: Stranger
+) -> None:
+    epoch = centre.count("epoch")
+    told = [
+        stranger.report(RECORD._replace(finished=finished, history=history), epoch=epoch)
+        for finished, history in ((100, 0), (113, 7 << 10), (114, 7 << 11), (115, 7 << 12))
+    ]
+    for place in (0, 1, 3, 2):
+        stranger.channel.send(told[place])
+    centre.turn(0)
+    counts = centre.decider.counters()
+    expected = {
+        "reports": 4,
+        "records": 3,
+        "records_late": 1,
+        "outcomes_skipped": 0,
+        "replayed": 0,
+    }
+    assert {name: counts[name] for name in expected} == expected
+    assert centre.links()["x"].weight == 0.5
+
+
+def test_an_agent_that_began_before_the_one_heard_of_is_not_taken(
+    centre: Centre, stranger: Stranger
+) -> None:
+    epoch = centre.count("epoch")
+    for born_ns, link in ((2, "y"), (1, "x"), (2, "z")):  # later and later by number and stamp
+        record = RECORD._replace(path=born_ns, link=link)
+        stranger.channel.send(stranger.report(record, epoch=epoch, born_ns=born_ns))
+    centre.turn(0)
+    assert (centre.count("records"), centre.count("replayed")) == (2, 1)
+    assert set(centre.links()) == {"y", "z"}
+
+
+def test_of_those_who_left_the_first_is_forgotten_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that begin anew from new ports use up no room for good."""
+    monkeypatch.setattr(server, "MOST_WINDOWS", 3)
+    centre = Centre(tmp_path)
+    staying, first, last, new = strangers = [Stranger(centre) for _ in range(4)]
+    epoch = centre.count("epoch")
+    recorded = {one: one.report(RECORD, epoch=epoch) for one in strangers}
+
+    def hear(*payloads: tuple[Stranger, bytes], dt_ns: int = 0) -> None:
+        for one, payload in payloads:
+            one.channel.send(payload)
+        centre.turn(dt_ns)
+
+    for one in (staying, last, first):  # who leaves first was heard of last
+        hear((one, recorded[one]))
+    for alive in ((staying, last), (staying,), (staying,)):
+        hear(*((one, one.report(epoch=epoch)) for one in alive), dt_ns=2 * S)
+    assert (centre.count("hosts"), centre.count("hosts_lost")) == (1, 2)
+    hear((new, recorded[new]))
+    assert (centre.count("forgotten"), centre.count("hosts_refused")) == (1, 0)
+    hear(*((one, recorded[one]) for one in (staying, last, new)))
+    assert (centre.count("records"), centre.count("replayed")) == (4, 3)
+    centre.decider.close()
+    for one in strangers:
+        one.channel.close()
 
 
 def test_no_more_hosts_than_there_is_room_for(
@@ -259,6 +323,23 @@ def test_whatever_comes_in_whatever_order_no_block_goes_back(
     fresh = [key for key in told if not key[3]]
     if fresh:  # the latest decider of all was followed
         assert host.reporter.epoch == first + max(epoch for epoch, *_ in fresh)
+
+
+def test_readings_that_there_is_no_room_for_are_said_once_and_counted(
+    centre: Centre,
+    stranger: Stranger,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(matrix, "MOST_LINKS", 1)
+    epoch = centre.count("epoch")
+    records = [RECORD._replace(path=place, link=f"{place}") for place in range(3)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            stranger.channel.send(stranger.report(*records, epoch=epoch))
+            centre.turn(0)
+    assert caplog.text.count("no room for all readings of s, beside 1 links of 1 paths") == 1
+    assert (centre.count("records"), centre.count("records_refused")) == (2, 4)
 
 
 def test_a_decider_that_hosts_left_for_a_later_one_says_so_once(

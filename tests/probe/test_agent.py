@@ -312,6 +312,7 @@ def test_what_cannot_run_says_why_in_one_line(tmp_path: Path, port: int) -> None
         ({"rate_hz": 10_001}, "rate_hz"),
         ({"rate_hz": 6_000, "paths": [path_to(1), path_to(1, name="c")]}, "rate_hz: 2 paths"),
         ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": 9.9e-6}, "timeout_s: 9.9e-06 is less than 1e-05"),
         ({"rate_hz": True}, "rate_hz"),
         ({"paths": [path_to(1), path_to(2)]}, "two of one name"),
         ({"paths": [path_to(0)]}, r"paths\[0\].remote"),
