@@ -188,6 +188,10 @@ class Router:
         """
         self.links.weigh(link, weight, at_ns)
 
+    def knows(self, link: str) -> bool:
+        """Whether a link is one of a path set."""
+        return link in self.links.index
+
     def path_count(self, src: str, dst: str) -> int:
         """How many paths there are between two ends; 0 where they have no path set.
 

@@ -122,7 +122,7 @@ class WeightsReader(TableReader):
 
     def blocks(self) -> list[Block]:
         """All that there are."""
-        found = (self.block(number) for number in range(MOST_BLOCKS))
+        found = (self.block(number) for number in range(min(MOST_BLOCKS, len(self.names))))
         return [block for block in found if block is not None and block.body]
 
     def notes(self) -> list[dict[str, Any]]:
@@ -134,8 +134,29 @@ class WeightsReader(TableReader):
 class Weigher(Protocol):
     """What takes weights: `Router`."""
 
+    def knows(self, link: str) -> bool:
+        """Whether a link is one of its own; that never changes."""
+
     def weigh(self, link: str, weight: float, *, at_ns: int) -> None:
         """Take the central verdict on a link."""
+
+
+class _Names(NamedTuple):
+    """The names of a block, and what they are to the router.
+
+    Attributes:
+        packed: As they lie in the block.
+        links: The router's links of each.
+        any: Whether there is one at all.
+    """
+
+    packed: bytes
+    links: list[Sequence[str]]
+    any: bool
+
+    def of(self, body: bytes) -> bool:
+        """Whether a block has these names: as many, of the same bytes."""
+        return body.startswith(self.packed, 1) and body[:1] == bytes((len(self.links),))
 
 
 class WeightsFeed(Follower[WeightsReader]):
@@ -147,10 +168,16 @@ class WeightsFeed(Follower[WeightsReader]):
     Args:
         path: The agent's ``<readings>.weights``; the file need not exist yet.
         router: Takes the weights.
-        links: For each link of the decider the router's links that it speaks for; by default they
-            have the same names.
+        links: For each link of the decider the router's links that it speaks for, of which the
+            router counts those that it does not know; by default those that it knows by the
+            decider's names.
         clock: CLOCK_MONOTONIC in ns, the router's clock.
         stale_ns: Without a word of the decider for so long it counts as dead.
+        most: Blocks (some 40 links each) with news for the router that one call of `poll` may
+            take, the rest stays for the next ones: such a block takes tens of microseconds.
+
+    Raises:
+        ValueError: The bound is less than one block.
     """
 
     def __init__(
@@ -161,25 +188,27 @@ class WeightsFeed(Follower[WeightsReader]):
         clock: Callable[[], int] = time.monotonic_ns,
         *,
         stale_ns: int = STALE_NS,
+        most: int = MOST_BLOCKS,
     ) -> None:
         super().__init__(lambda: WeightsReader(path, clock, stale_ns=stale_ns), clock)
+        self._most = _at_least_one(most)
         self._router = router
         self._given = links
         self._updates = -1
         self._versions: list[int] = []
         self._next = 0
-        self._names: dict[int, tuple[bytes, list[Sequence[str]]]] = {}
+        self._known: dict[int, _Names] = {}
 
-    def poll(self, most: int = MOST_BLOCKS) -> int:
+    def poll(self, most: int | None = None) -> int:
         """Hand on the verdicts that changed since the last call; never raises for a file's sake.
 
         Args:
-            most: Blocks (some 40 links each) that this call may take, the rest stays for the
-                next ones: a block with new verdicts takes tens of microseconds.
+            most: In place of the feed's own bound.
 
         Returns:
             How many verdicts.
         """
+        left = self._most if most is None else _at_least_one(most)
         reader = self._living()
         if reader is None:
             return 0
@@ -189,14 +218,17 @@ class WeightsFeed(Follower[WeightsReader]):
         count = 0
         versions = reader.versions()
         for number in self._changed(versions):
-            if most <= 0:
+            if not left:
                 return count
-            most -= 1
-            self._next = number + 1
             block = reader.block(number)
             if block is None:
                 return count  # half written: again next time
+            self._next = number + 1
             self._versions[number] = versions[number]
+            known = self._known.get(number)
+            if known is not None and not known.any and known.of(block.body):
+                continue  # others' links, at next to no cost
+            left -= 1
             count += self._hand_on(number, block)
         self._updates = updates
         return count
@@ -204,7 +236,7 @@ class WeightsFeed(Follower[WeightsReader]):
     def _changed(self, versions: list[int]) -> list[int]:
         """Blocks with news, those first that the last call did not come to."""
         seen = self._versions
-        changed = [n for n in range(MOST_BLOCKS) if versions[n] != seen[n]]
+        changed = [n for n, at in enumerate(versions[:MOST_BLOCKS]) if at != seen[n]]
         return sorted(changed, key=lambda number: (number < self._next, number))
 
     def _hand_on(self, number: int, block: Block) -> int:
@@ -212,11 +244,11 @@ class WeightsFeed(Follower[WeightsReader]):
         if cut is None:
             return 0
         names, values = cut
-        known = self._names.get(number)
-        if known is None or known[0] != names:
-            known = self._names[number] = (names, [self._links(n) for n in unpack_names(names)])
+        known = self._known.get(number)
+        if known is None or known.packed != names:
+            known = self._known[number] = self._names(names)
         count = 0
-        for links, (weight, age_us, _) in zip(known[1], values, strict=True):
+        for links, (weight, age_us, _) in zip(known.links, values, strict=False):
             if age_us is None:
                 continue
             at_ns = block.at_ns - age_us * 1000
@@ -225,10 +257,25 @@ class WeightsFeed(Follower[WeightsReader]):
                 count += 1
         return count
 
+    def _names(self, packed: bytes) -> _Names:
+        try:
+            links = [self._links(name) for name in unpack_names(packed)]
+        except UnicodeDecodeError:
+            links = []
+        return _Names(packed, links, any(links))
+
     def _links(self, name: str) -> Sequence[str]:
-        return (name,) if self._given is None else self._given.get(name, ())
+        if self._given is not None:
+            return self._given.get(name, ())
+        return (name,) if self._router.knows(name) else ()
 
     def _begin(self, reader: WeightsReader) -> None:
         self._updates = -1
         self._versions = [0] * len(reader.names)
-        self._names.clear()
+        self._known.clear()
+
+
+def _at_least_one(most: int) -> int:
+    if most < 1:
+        raise ValueError(f"most: {most} blocks would never be read to the end")
+    return most

@@ -16,6 +16,7 @@ from tests.probe.helpers import LIMIT_S
 from xtune.policies import Router, preset, replace_fields
 from xtune.policies.decider.packet import MOST_BLOCKS, Entry, pack_body
 from xtune.policies.decider.weights import (
+    FORM,
     Block,
     WeightsFeed,
     WeightsReader,
@@ -23,7 +24,7 @@ from xtune.policies.decider.weights import (
 )
 from xtune.policies.probe.following import REOPEN_NS
 from xtune.policies.probe.readings import ReadingsWriter
-from xtune.policies.probe.table import TableError
+from xtune.policies.probe.table import TableError, TableWriter
 
 STALE_NS = 500_000
 
@@ -31,6 +32,9 @@ STALE_NS = 500_000
 class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[str, float, int]] = []
+
+    def knows(self, link: str) -> bool:
+        return not link.startswith("others")
 
     def weigh(self, link: str, weight: float, *, at_ns: int) -> None:
         self.told.append((link, weight, at_ns))
@@ -99,6 +103,76 @@ def test_a_call_takes_no_more_blocks_than_it_may_and_all_get_their_turn(table: T
         taken.append(recorder.told[-1][0])
     assert taken == ["0", "1", "2", "3", "0", "0", "0", "0"]
     assert feed.poll() == 0
+
+
+def others(number: int) -> Entry:
+    return Entry(f"others-{number}", 0.5, 0, 1)
+
+
+def test_others_links_are_no_news_and_take_no_turn(table: Table) -> None:
+    recorder = Recorder()
+    feed = table.feed(recorder, most=1)
+    for number in range(4):
+        mine = Entry("a", 0.5, 0, 1)
+        table.put(number, others(number), *[mine] * (number == 3))
+    # Each name is looked at once, a block a call.
+    assert [feed.poll() for _ in range(5)] == [0, 0, 0, 1, 0]
+    for number in range(4):
+        mine = Entry("a", 0.25, 0, 1)
+        table.put(number, others(number), *[mine] * (number == 3))
+    assert feed.poll() == 1 and recorder.told[-1][:2] == ("a", 0.25)
+    assert feed.poll() == 0
+    # A name more, and one of as many bytes: looked at again.
+    table.put(1, others(1), Entry("b", 0.75, 0, 1))
+    assert feed.poll() == 1 and recorder.told[-1][:2] == ("b", 0.75)
+    table.put(2, Entry("mothers2", 0.5, 0, 1))
+    assert feed.poll() == 1 and recorder.told[-1][0] == "mothers2"
+    assert all(not link.startswith("others") for link, _, _ in recorder.told)
+
+
+def test_a_router_counts_no_links_that_it_was_not_meant_to_have(table: Table) -> None:
+    chooser = router(stale_ns=STALE_NS)
+    table.put(0, Entry("up", 0.9, 0, 1), Entry("elsewhere", 0.9, 0, 1))
+    assert table.feed(chooser).poll() == 1 and chooser.links.unknown_links == 0
+    meant = {"elsewhere": ("up", "wrongly-named")}
+    assert table.feed(chooser, links=meant).poll() == 2 and chooser.links.unknown_links == 1
+
+
+def test_a_bound_of_the_feed_holds_for_each_call_and_no_block_at_all_is_refused(
+    table: Table,
+) -> None:
+    feed = table.feed(Recorder(), most=2)
+    for number in range(5):
+        table.put(number, Entry(f"{number}", 0.5, 0, 1))
+    assert [feed.poll() for _ in range(4)] == [2, 2, 1, 0]
+    for number in range(5):
+        table.put(number, Entry(f"{number}", 0.5, 0, 1))
+    assert feed.poll(most=4) == 4 and feed.poll() == 1
+    with pytest.raises(ValueError, match="never be read"):
+        feed.poll(most=0)
+    with pytest.raises(ValueError, match="never be read"):
+        table.feed(Recorder(), most=0)
+
+
+@pytest.mark.parametrize("body", [b"\x01\x01\xff" + bytes(13), b"\x02\x01a", b"\x05", bytes(7)])
+def test_a_block_that_is_none_is_left_out(table: Table, body: bytes) -> None:
+    recorder = Recorder()
+    feed = table.feed(recorder)
+    for version in (1, 2):
+        table.writer.publish(0, Block(1, version, table.now, body))
+        table.put(1, Entry("a", 0.5, 0, 1))
+        assert feed.poll() == 1
+    assert {link for link, _, _ in recorder.told} == {"a"}
+
+
+def test_a_table_of_fewer_blocks_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    writer = TableWriter(FORM, tmp_path / "few", ("0", "1"))
+    feed = WeightsFeed(tmp_path / "few", Recorder())
+    assert feed.poll() == 0 and feed.alive
+    reader = WeightsReader(tmp_path / "few")
+    assert reader.blocks() == [] and reader.notes() == []
+    for table in (reader, feed, writer):
+        table.close()
 
 
 def test_links_of_a_block_that_change_are_told_by_their_new_names(table: Table) -> None:
@@ -208,6 +282,8 @@ def test_a_poll_makes_no_system_call(tmp_path: Path) -> None:
 
         class Quiet:
             told = 0
+            def knows(self, link):
+                return True
             def weigh(self, link, weight, *, at_ns):
                 self.told += 1
 
