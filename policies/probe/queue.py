@@ -52,7 +52,10 @@ class Queue:
             OSError: No such device, or netlink failed.
             ValueError: It has no queue.
         """
-        index = socket.if_nametoindex(self._device)
+        try:
+            index = socket.if_nametoindex(self._device)
+        except OSError as error:  # its own text does not say which
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), self._device) from error
         for device, parent, found in self._dump():
             if device == index and parent == _ROOT:
                 return _share(found, self._limit)

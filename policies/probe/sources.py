@@ -1,10 +1,12 @@
 """What one end knows of its own link: queue, errors and margin, from the kernel's files and tc.
 
-A source that fails, or cannot know yet, gives None; failures are counted, never raised.
+A source that fails, or cannot know yet, gives None; failures are counted and said once, never
+raised.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 from .._files import at_once  # noqa: TID252 - exported under another name
 from .packet import UNKNOWN, Signal
 
+_LOG = logging.getLogger("xtune")
 _NUMBER_BYTES = 4096  # more than any counter's digits; a page of sysfs
 
 
@@ -151,6 +154,7 @@ class Sources:
     ) -> None:
         self.failed = 0
         self._sources = (occupancy, error_rate, margin, marks)
+        self._said: set[str] = set()
         self._interval_ns = interval_ns
         self._clock = clock
         self._read_ns: int | None = None
@@ -163,16 +167,19 @@ class Sources:
         now_ns = self._clock()
         if self._read_ns is None or now_ns - self._read_ns >= self._interval_ns:
             self._read_ns = now_ns
-            self._signal = Signal(*map(self._value, self._sources))
+            self._signal = Signal(*map(self._value, Signal._fields, self._sources))
         return self._signal
 
-    def _value(self, source: Source | None) -> float | None:
+    def _value(self, name: str, source: Source | None) -> float | None:
         if source is None:
             return None
         try:
             return source.read()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             self.failed += 1
+            if name not in self._said:
+                self._said.add(name)
+                _LOG.warning("xtune: %s cannot be read, and is unknown: %s", name, error)
             return None
 
 
@@ -186,7 +193,10 @@ def number(path: Path) -> float:
         words = (file.read(_NUMBER_BYTES) or b"").split(None, 1)
     if not words:
         raise ValueError(f"{path} is empty")
-    return float(words[0])
+    try:
+        return float(words[0])
+    except ValueError as error:
+        raise ValueError(f"{path} holds no number") from error
 
 
 def make_sources(said: Mapping[str, Any], interval_ns: int) -> Sources:

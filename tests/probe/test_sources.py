@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,30 @@ def test_a_source_that_fails_is_unknown_and_counted(files: Files) -> None:
     assert sources.signal() == Signal(None, None, 0.0) and sources.failed == 2
     sources = Sources(Gauge(files["words"]), interval_ns=0)
     assert sources.signal() == UNKNOWN and sources.failed == 1
+
+
+def test_each_source_that_fails_is_said_once_by_its_name(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    files["words"] = "none here"
+    said = {
+        "occupancy": {"tc": "no-such-device"},
+        "margin": {"file": str(files["words"])},
+        "errors": {"errors": [str(files["missing"])], "packets": []},
+    }
+    sources = make_sources(said, 0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert sources.signal() == UNKNOWN
+    assert sources.failed == 9
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"xtune: {name} cannot be read, and is unknown: {why}"
+        for name, why in (
+            ("error_rate", f"[Errno 2] No such file or directory: {str(files['missing'])!r}"),
+            ("margin", f"{files['words']} holds no number"),
+            ("occupancy", "[Errno 19] No such device: 'no-such-device'"),
+        )
+    ]
 
 
 def test_sources_are_read_no_more_often_than_asked(files: Files) -> None:
