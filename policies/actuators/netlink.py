@@ -232,6 +232,17 @@ class Netlink:
             found.add(struct.unpack("=I", values[NHA_ID])[0])
         return found
 
+    def members(self, number: int) -> list[int] | None:
+        """The nexthops of a group, none for a single nexthop; None where the number is free."""
+        body = struct.pack("=BBBBI", 0, 0, 0, 0, 0) + attribute(NHA_ID, struct.pack("=I", number))
+        self._socket.send(message(GET_NEXTHOP, 0, body))
+        try:
+            (answer,) = list(self._answers(until_acknowledged=True))
+        except Refused:
+            return None
+        packed = dict(attributes(answer[1][8:])).get(NHA_GROUP, b"")
+        return [member[0] for member in struct.iter_unpack("=IBBH", packed)]
+
     def path_of(
         self, destination: Address, source_port: int, port: int, source: Address | None
     ) -> Route:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -18,11 +20,14 @@ from typing import ClassVar
 from . import netlink
 from .base import Actuator, AfterKill, Refused, checked
 from .lease import Lease, cannot_watch
-from .netlink import Netlink, Route
+from .netlink import Netlink
 from .watcher import Step
 
-FIRST_NUMBER = 0x78000000  # ours are numbered from here on, or after the largest in use
+NUMBERS = range(0x78000000, 0x7FFFFFFF)  # of our nexthops and groups
 LEASE_S = 5.0
+LOOK_S = 1.0  # so often `renew` asks the kernel
+_LONGEST_LEASE_S = 86400.0
+_MOST_BUCKETS, _LONGEST_IDLE_S = 0xFFFF, 0xFFFFFFFF / 100
 _ADMINISTER_NETWORK = 1 << 12  # CAP_NET_ADMIN
 _BY_PORTS = "1"  # fib_multipath_hash_policy: layer 4
 
@@ -45,7 +50,9 @@ class NexthopGroup(Actuator):
 
     Changes the network namespace of the thread that calls: it adds a nexthop for each gateway, a
     group of them, and sends the destination's route through it; the route's metric and source
-    address stay. Where the hash ignores ports, that is changed for the namespace as well.
+    address stay. Where the hash ignores ports, that is changed for the namespace as well. A link
+    that goes down takes its nexthop with it, the last one the group and the route; the next
+    `apply` makes again what is missing, once the links of the paths with a share are up.
 
     Args:
         destination: Network in CIDR notation; the preferred route of the main table to exactly it
@@ -55,12 +62,13 @@ class NexthopGroup(Actuator):
         buckets: Of a resilient group, in which a change of weights moves as few flows as it can;
             None for a group by hash thresholds.
         idle_s: In a resilient group only flows that paused for so long are moved.
+        clock: Seconds, monotonic.
 
     Attributes:
         expired: How often the watcher had undone it, or was gone, when `apply` came.
 
     Raises:
-        ValueError: No gateway, or addresses of two families.
+        ValueError: No gateway, addresses of two families, or a number that cannot be.
     """
 
     name: ClassVar[str] = "nexthop group"
@@ -80,18 +88,34 @@ class NexthopGroup(Actuator):
         lease_s: float = LEASE_S,
         buckets: int | None = None,
         idle_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._destination = ipaddress.ip_network(destination)
         self._gateways = [ipaddress.ip_address(path.address) for path in paths]
         if not paths or {a.version for a in self._gateways} != {self._destination.version}:
             raise ValueError(f"gateways to {destination} must be of its own address family")
+        if not 0 < lease_s <= _LONGEST_LEASE_S:
+            raise ValueError(f"lease_s: {lease_s} is not above 0 and at most {_LONGEST_LEASE_S:g}")
+        if buckets is not None and not 1 <= buckets <= _MOST_BUCKETS:
+            raise ValueError(f"buckets: {buckets} is not 1 to {_MOST_BUCKETS}")
+        if not 0 <= idle_s <= _LONGEST_IDLE_S:
+            raise ValueError(f"idle_s: {idle_s} is not 0 to {_LONGEST_IDLE_S:g}")
         self._paths = list(paths)
+        self.path_count = len(paths)
         self.lease_s = lease_s
         self.expired = 0
         self._buckets, self._idle_s = buckets, idle_s
+        self._clock = clock
         self._lease: Lease | None = None
+        self._policy_lease: Lease | None = None  # where the policy was changed later on
+        self._restores_policy = False
+        self._claim: socket.socket | None = None
+        self._route = netlink.new_route(self._destination, 0)
         self._group = 0
         self._members: list[int] = []
+        self._in_use: set[int] = set()
+        self._holds = True
+        self._look_s = 0.0
 
     def check(self) -> str | None:
         """See `Actuator.check`."""
@@ -116,15 +140,18 @@ class NexthopGroup(Actuator):
     def apply(self, shares: Sequence[float]) -> None:
         """See `Actuator.apply`; a share is met to about one part in 256 of the largest."""
         weights = weights_of(checked(shares, len(self._paths)))
-        if self._lease is not None and not self._lease.alive:
+        if not all(lease.alive for lease in self._leases()):
             self.expired += 1
             self.undo()
         with _kernel() as kernel:
             if self._lease is None:
                 self._set_up(kernel, weights)
-                return
-            self._lease.renew()
-            kernel.request(self._group_request(weights, replace=True))
+            else:
+                for lease in self._leases():
+                    lease.renew()
+                self._change(kernel, weights)
+        self._in_use = {n for n, w in zip(self._members, weights, strict=True) if w}
+        self._holds, self._look_s = True, self._clock() + LOOK_S
 
     def undo(self) -> None:
         """See `Actuator.undo`.
@@ -132,17 +159,26 @@ class NexthopGroup(Actuator):
         Raises:
             Refused: The kernel did not take a step; the others were done.
         """
-        lease, self._lease = self._lease, None
-        failed = [] if lease is None else lease.undo()
+        failed = [step for lease in self._leases() for step in lease.undo()]
+        self._lease = self._policy_lease = None
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
         if failed:
             raise Refused(f"{self.name}: not undone: {'; '.join(failed)}")
 
     def renew(self) -> bool:
-        """See `Actuator.renew`."""
-        if self._lease is None:
+        """See `Actuator.renew`; asks the kernel each `LOOK_S` whether it has it still."""
+        leases = self._leases()
+        if not leases:
             return True
-        self._lease.renew()
-        return self._lease.alive
+        for lease in leases:
+            lease.renew()
+        now_s = self._clock()
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOK_S
+            self._holds = self._holds and self._is_there()
+        return self._holds and all(lease.alive for lease in leases)
 
     def path_of(
         self, source_port: int, *, port: int = 4791, source: str | None = None
@@ -168,38 +204,87 @@ class NexthopGroup(Actuator):
         return packed.index(gateway) if gateway in packed else None
 
     def _set_up(self, kernel: Netlink, weights: list[int]) -> None:
-        first = max(FIRST_NUMBER, *kernel.nexthops(), 0) + 1
-        self._members = list(range(first, first + len(self._paths)))
-        self._group = first + len(self._paths)
-        found = kernel.routes(self._destination)
-        route = found[0] if found else netlink.new_route(self._destination, 0)
-        policy = self._policy_file().read_text(encoding="ascii")
-        assert self.lease_s is not None
-        lease = Lease(self._undoing(route if found else None, route, policy), self.lease_s)
-        self._lease = lease
         try:
-            for number, gateway, path in zip(
-                self._members, self._gateways, self._paths, strict=True
-            ):
-                device = socket.if_nametoindex(path.device)
-                kernel.request(netlink.nexthop(number, gateway, device))
-            kernel.request(self._group_request(weights, replace=False))
-            if policy.strip() == "0":
-                self._policy_file().write_text(f"{_BY_PORTS}\n", encoding="ascii")
-            kernel.request(route.through(self._group))
+            self._claim = self._claimed()
+            *self._members, self._group = _free_numbers(kernel.nexthops(), len(self._paths) + 1)
+            found = kernel.routes(self._destination)
+            self._route = found[0] if found else netlink.new_route(self._destination, 0)
+            self._restores_policy = self._ignores_ports()
+            assert self.lease_s is not None
+            self._lease = Lease(self._undoing(existed=bool(found)), self.lease_s)
+            self._make(kernel, weights)
         except (Refused, OSError):
             with contextlib.suppress(Refused):  # what was refused first is what to tell
                 self.undo()
             raise
 
-    def _undoing(self, before: Route | None, route: Route, policy: str) -> list[Step]:
+    def _change(self, kernel: Netlink, weights: list[int]) -> None:
+        if self._holds and not self._ignores_ports():
+            with contextlib.suppress(Refused):  # of a nexthop that went with its link
+                kernel.request(self._group_request(weights, replace=True))
+                return
+        self._holds = False  # until all of it is there
+        self._make(kernel, weights)
+
+    def _make(self, kernel: Netlink, weights: list[int]) -> None:
+        """Whatever is missing of what the weights need; a path without a share needs nothing."""
+        paths = zip(self._members, weights, self._gateways, self._paths, strict=True)
+        for number, weight, gateway, path in paths:
+            if weight and kernel.members(number) is None:
+                device = socket.if_nametoindex(path.device)
+                kernel.request(netlink.nexthop(number, gateway, device))
+        known = kernel.members(self._group) is not None
+        kernel.request(self._group_request(weights, replace=known))
+        if self._ignores_ports():
+            self._hash_by_ports()
+        kernel.request(self._route.through(self._group))
+
+    def _is_there(self) -> bool:
+        """Whether the kernel has what was applied; a link that goes down takes it away."""
+        try:
+            with _kernel() as kernel:
+                members = kernel.members(self._group)
+            return members is not None and set(members) == self._in_use \
+                and not self._ignores_ports()  # fmt: skip
+        except OSError:  # no answer says nothing
+            return True
+
+    def _claimed(self) -> socket.socket:
+        """A name that the kernel keeps once for each network namespace, while this process lives.
+
+        Two for one destination would put back each other's routes.
+        """
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0xtune nexthop group {self._destination}")
+        except OSError:
+            claim.close()
+            raise Refused(f"{self.name}: another one has {self._destination} already") from None
+        return claim
+
+    def _undoing(self, *, existed: bool) -> list[Step]:
         """Steps that put back what was there. The route first: it goes with its nexthops."""
-        requests = [route.deleted() if before is None else before.restored()]
+        requests = [self._route.restored() if existed else self._route.deleted()]
         requests += [netlink.delete_nexthop(n) for n in (self._group, *self._members)]
         steps: list[Step] = [{"netlink": request.hex()} for request in requests]
-        if policy.strip() == "0":
-            steps.append({"file": str(self._policy_file()), "text": policy})
-        return steps
+        return [*steps, self._policy_step()] if self._restores_policy else steps
+
+    def _leases(self) -> list[Lease]:
+        return [lease for lease in (self._lease, self._policy_lease) if lease is not None]
+
+    def _ignores_ports(self) -> bool:
+        return self._policy_file().read_text(encoding="ascii").strip() == "0"
+
+    def _hash_by_ports(self) -> None:
+        """Also where another group changed the policy first, and put it back at its end."""
+        if not self._restores_policy:
+            assert self.lease_s is not None
+            self._policy_lease = Lease([self._policy_step()], self.lease_s)
+            self._restores_policy = True
+        self._policy_file().write_text(f"{_BY_PORTS}\n", encoding="ascii")
+
+    def _policy_step(self) -> Step:
+        return {"file": str(self._policy_file()), "text": "0\n"}
 
     def _group_request(self, weights: list[int], *, replace: bool) -> bytes:
         members = [(n, w) for n, w in zip(self._members, weights, strict=True) if w]
@@ -224,6 +309,19 @@ def weights_of(shares: Sequence[float]) -> list[int]:
     largest = max(shares)
     most = netlink.MOST_WEIGHT
     return [max(1, round(most * share / largest)) if share else 0 for share in shares]
+
+
+def _free_numbers(used: set[int], count: int) -> list[int]:
+    """Numbers in a row that are not in use, by chance.
+
+    Counting on from the largest in use would give somebody else the numbers of a group whose links
+    are down just now.
+    """
+    while True:
+        first = NUMBERS.start + secrets.randbelow(len(NUMBERS) - count)
+        numbers = list(range(first, first + count))
+        if used.isdisjoint(numbers):
+            return numbers
 
 
 def _may_administer() -> bool:

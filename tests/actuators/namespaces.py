@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,14 @@ class Fabric:
         """Remove the namespaces, and with them all that was in them."""
         for name in self._made:
             subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what must come to pass."""
+    deadline = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
 
 
 def run(namespace: str, words: str) -> str:

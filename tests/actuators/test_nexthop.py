@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, inside, run
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, inside, run, until
 from xtune.policies.actuators.base import Refused, Unavailable
 from xtune.policies.actuators.nexthop import Gateway, NexthopGroup, weights_of
 from xtune.policies.actuators.source_ports import spread
@@ -22,21 +21,6 @@ ROOT = Path(__file__).parents[2]
 PATHS = [Gateway(address=a, device=d) for a, d in zip(GATEWAYS, DEVICES, strict=True)]
 LONG_S = 120.0  # a lease that no test here outlives
 PORTS = list(range(50000, 50400))
-
-
-@pytest.fixture
-def fabric() -> Iterator[Fabric]:
-    made = Fabric()
-    yield made
-    made.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what must come to pass."""
-    deadline = time.monotonic() + 60.0
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def test_packets_follow_the_weights_and_the_route_comes_back(fabric: Fabric) -> None:
@@ -220,3 +204,13 @@ def test_weights_by_hand() -> None:
     assert weights_of([0.999, 0.001]) == [256, 1]
     with pytest.raises(ValueError, match="address family"):
         NexthopGroup("198.19.0.0/16", [Gateway(address="2001:db8::1", device="up1")])
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("lease_s", [0.0, -1.0, math.nan, math.inf, 1e300]), ("buckets", [0, 65536]),
+    ("idle_s", [-0.1, math.nan, 4.3e7]),
+])  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(name: str, values: list[float]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"{name}: "):
+            NexthopGroup(f"{HOST}/32", PATHS, **{name: value})  # type: ignore[arg-type]
