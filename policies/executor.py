@@ -31,7 +31,7 @@ class Source(Protocol):
         """Whether somebody still writes them."""
 
     def poll(self) -> int:
-        """Hand on what is new; returns how much."""
+        """Hand on what is new, as much as one call may take; returns how much."""
 
 
 def unit_shares(
@@ -56,27 +56,27 @@ def unit_shares(
 class _Lane:
     """One flow: its actuator, and what is in force."""
 
-    __slots__ = ("actuator", "flow", "paths", "retry_ns", "said", "shares")
+    __slots__ = ("actuator", "flow", "paths", "retry_ns", "shares")
 
     def __init__(self, flow: Flow, actuator: Actuator, paths: int) -> None:
         self.flow, self.actuator, self.paths = flow, actuator, paths
         self.shares: list[float] | None = None
         self.retry_ns: int | None = None
-        self.said = False
 
 
 class Executor:
     """Asks the router turn by turn and moves traffic where it says so.
 
-    In a ``with`` block, which undoes all at the end. An actuator that lacks something or refuses
-    never stops the caller: it is said once, counted, and tried again; the flow stays meanwhile
-    where it is.
+    In a ``with`` block, which undoes all at the end. An actuator or a feed that lacks something,
+    refuses or fails in whatever way never stops the caller: it is said once, counted, and tried
+    again; the flow stays meanwhile where it is.
 
     Args:
         router: Decides.
         feeds: What brings it readings, and a decider's weights.
         actuators: One for each flow that is moved; its paths are those of the router's path set,
-            in the same order.
+            in the same order. None that is collective: ranks decide at different times, and would
+            wait for each other.
         units: Asked of the router in each turn, for each flow; a share is met to one part in
             so many. Take a multiple of the policy's ``routing.pairs``.
         clock: The router's.
@@ -84,10 +84,12 @@ class Executor:
 
     Attributes:
         applied: Changes that were carried out, the first shares of each flow included.
-        refused: Attempts that an actuator refused.
+        refused: Attempts that an actuator refused, or failed at.
+        failed: Polls of a feed, renewals and undoings that failed.
 
     Raises:
-        ValueError: A flow without a path set, or no units.
+        ValueError: A flow without a path set, no units, or an actuator that is collective or has
+            another number of paths than the flow.
     """
 
     def __init__(
@@ -104,16 +106,13 @@ class Executor:
             raise ValueError(f"units: {units} are too few to share")
         self.applied = 0
         self.refused = 0
+        self.failed = 0
+        self._said: set[int] = set()  # feeds and actuators of which it was said that they fail
         self._router, self._feeds = router, tuple(feeds)
         self._units = units
         self._clock = clock
         self._log = DecisionLog() if log is None else log
-        self._lanes = []
-        for flow, actuator in actuators.items():
-            paths = router.path_count(flow[0], flow[1])
-            if not paths:
-                raise ValueError(f"the router has no path from {flow[0]} to {flow[1]}")
-            self._lanes.append(_Lane(flow, actuator, paths))
+        self._lanes = {flow: _lane(router, flow, own) for flow, own in actuators.items()}
 
     def turn(self, at_ns: int | None = None) -> int:
         """Take what the feeds have, and move what the router moves.
@@ -125,35 +124,44 @@ class Executor:
             For how many flows the shares changed.
         """
         for feed in self._feeds:
-            feed.poll()
+            try:
+                feed.poll()
+            except Exception as error:  # the router goes on with what it knows
+                self.failed += 1
+                self._say(feed, f"{type(feed).__name__} brings no readings", error)
         now_ns = self._clock() if at_ns is None else at_ns
         changed = 0
-        for lane in self._lanes:
-            holds = lane.shares is not None and lane.actuator.renew()
+        for lane in self._lanes.values():
+            if not self._renew(lane):
+                lane.shares = None
             if lane.retry_ns is not None and 0 < lane.retry_ns - now_ns <= RETRY_NS:
                 continue
             shares = unit_shares(self._router, lane.flow, self._units, lane.paths, at_ns=now_ns)
-            if not holds or self._differ(lane.shares, shares):
+            if self._differ(lane.shares, shares):
                 changed += self._apply(lane, shares, now_ns)
         return changed
 
     def shares(self, flow: Flow) -> list[float] | None:
-        """The shares in force, None before the first.
+        """The shares in force; None before the first, and where they were lost.
 
         Args:
             flow: One of those given.
+
+        Raises:
+            KeyError: Another one.
         """
-        lane = next(lane for lane in self._lanes if lane.flow == flow)
-        return None if lane.shares is None else list(lane.shares)
+        shares = self._lanes[flow].shares
+        return None if shares is None else list(shares)
 
     def undo(self) -> None:
         """Put back what the actuators changed; one that cannot is said, the others go on."""
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.shares = None
             try:
                 lane.actuator.undo()
-            except (Refused, OSError) as error:
-                _LOG.warning("xtune: %s: %s", lane.actuator.name, error)
+            except Exception as error:  # the next one has changed something as well
+                self.failed += 1
+                _LOG.warning("xtune: %s: %s", lane.actuator.name, _text_of(error))
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +187,14 @@ class Executor:
             for a, b in zip(before, after, strict=True)
         )
 
+    def _renew(self, lane: _Lane) -> bool:
+        try:
+            return lane.actuator.renew()
+        except Exception as error:  # it is asked again in the next turn
+            self.failed += 1
+            self._say(lane.actuator, f"{lane.actuator.name} is not renewed", error)
+            return True
+
     def _apply(self, lane: _Lane, shares: list[float], now_ns: int) -> bool:
         actuator = lane.actuator
         try:
@@ -186,12 +202,10 @@ class Executor:
             if missing is not None:
                 raise Refused(missing)
             actuator.apply(shares)
-        except (Refused, OSError) as error:
+        except Exception as error:  # an actuator must not stop who sends
             self.refused += 1
             lane.retry_ns = now_ns + RETRY_NS
-            if not lane.said:
-                lane.said = True
-                _LOG.warning("xtune: %s does not move traffic: %s", actuator.name, error)
+            self._say(actuator, f"{actuator.name} does not move traffic", error)
             return False
         src, dst, ident = lane.flow
         self._log.change(None, "shares", _text(lane.shares), _text(shares),
@@ -199,6 +213,32 @@ class Executor:
         lane.shares, lane.retry_ns = shares, None
         self.applied += 1
         return True
+
+    def _say(self, who: object, what: str, error: Exception) -> None:
+        if id(who) not in self._said:
+            self._said.add(id(who))
+            _LOG.warning("xtune: %s: %s", what, _text_of(error))
+
+
+def _lane(router: Router, flow: Flow, actuator: Actuator) -> _Lane:
+    src, dst, ident = flow
+    paths = router.path_count(src, dst)
+    if not paths:
+        raise ValueError(f"the router has no path from {src} to {dst}")
+    if actuator.collective:
+        raise ValueError(f"{actuator.name}: waits for all ranks, so no executor may call it")
+    if actuator.path_count not in (None, paths):
+        raise ValueError(
+            f"{src} to {dst} flow {ident}: {paths} paths, of which {actuator.name} has "
+            f"{actuator.path_count}"
+        )
+    return _Lane(flow, actuator, paths)
+
+
+def _text_of(error: Exception) -> str:
+    """An error in one line; what is no refusal with its kind, without which it may say nothing."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, Refused | OSError) else f"{type(error).__name__}: {words}"
 
 
 def _text(shares: list[float] | None) -> str | None:

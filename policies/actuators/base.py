@@ -44,12 +44,16 @@ class Actuator(ABC):
         needs: What it needs, in words, each of which `check` looks at.
         after_kill: Who undoes its changes when the process is killed.
         lease_s: With a watcher: `renew` must be called more often than this, else it undoes.
+        collective: `apply` waits for all ranks, so all must call it at the same place.
+        path_count: How many paths it shares between; None where it does not know.
     """
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     after_kill: ClassVar[AfterKill] = AfterKill.NOTHING_LEFT
+    collective: ClassVar[bool] = False
     lease_s: float | None = None
+    path_count: int | None = None
 
     @abstractmethod
     def check(self) -> str | None:
@@ -79,8 +83,8 @@ class Actuator(ABC):
         """Keep the lease; cheap, to be called from the training loop.
 
         Returns:
-            Whether what was applied still holds; where not, the lease had expired, and `apply`
-            sets it up again.
+            Whether what was applied still holds; where not, the lease had expired or the system
+            dropped it, and `apply` sets it up again.
         """
         return True
 

@@ -113,6 +113,7 @@ class NcclEnvironment(Actuator):
         if (self._settings.qps_per_connection, self._settings.split_data_on_qps) != (None, None):
             raise ValueError("the settings must leave queue pairs to the shares")
         self._environment = environment
+        self.path_count = paths
         self._paths = paths
         self._per_path = per_path
         self._before: dict[str, str | None] = {}

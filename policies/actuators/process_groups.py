@@ -20,7 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .base import Actuator, Refused, apportion, checked
-from .rails import Meter, Rail, shares_by_speed, unusable
+from .rails import (
+    LEAST_TIMEOUT_S,
+    MOST_TIMEOUT_S,
+    Meter,
+    Rail,
+    shares_by_speed,
+    unusable,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -56,11 +63,12 @@ class StripedGroups(Actuator):
         meter: What this rank sent over each rail.
 
     Raises:
-        ValueError: No rail.
+        ValueError: No rail, or a time that is none.
     """
 
     name: ClassVar[str] = "process groups"
     needs: ClassVar[tuple[str, ...]] = ("torch with gloo", "the rails' interfaces")
+    collective: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -78,6 +86,10 @@ class StripedGroups(Actuator):
     ) -> None:
         if not rails:
             raise ValueError("no rail")
+        for wait_s in (timeout_s, control_timeout_s):
+            if not LEAST_TIMEOUT_S <= wait_s <= MOST_TIMEOUT_S:
+                raise ValueError(f"a timeout of {wait_s} s")
+        self.path_count = len(rails)
         self._store, self._rank, self._world = store, rank, world
         self._rails, self._control = list(rails), control
         self._timeouts = (timeout_s, control_timeout_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .base import checked
 
 LEAST_SHARE = 1 / 64  # of a slow rail, so that it goes on being measured
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.001, 86400.0  # gloo counts milliseconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ class Simulated(Actuator):
     def __init__(self, initial: Sequence[float]) -> None:
         self._initial = checked(initial, len(initial))
         self.shares = list(self._initial)
+        self.path_count = len(self._initial)
 
     def check(self) -> str | None:
         """Nothing is needed."""

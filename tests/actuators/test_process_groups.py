@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
 from tests.actuators.namespaces import Fabric, run
 from tests.actuators.rails import Ranks, slow
@@ -88,6 +88,45 @@ def test_what_a_dead_rail_was_to_carry_goes_over_a_living_one(tmp_path: Path) ->
         assert result[2] == [0, 2 * 501 * 4]
 
 
+class _Done:
+    """A collective that has ended."""
+
+    def wait(self, timeout: Any = None) -> None:
+        """Nothing to wait for."""
+
+
+def test_memory_of_a_transfer_that_was_given_up_is_not_used_again() -> None:
+    """Gloo may go on receiving into it after its timeout."""
+    rails = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
+    given_up: list[torch.Tensor] = []
+
+    def collective(group: Any, into: torch.Tensor, part: torch.Tensor) -> _Done:
+        if group is groups._groups[0]:
+            given_up.append(into)
+            raise RuntimeError("timed out")
+        into.copy_(part)
+        for late in given_up:
+            late.fill_(255)
+        return _Done()
+
+    message = torch.arange(100, dtype=torch.uint8).view(1, 100)
+    out = torch.zeros_like(message)
+    with StripedGroups(HashStore(), 0, 1, rails, control=Rail(interface="lo")) as groups:
+        for _ in range(2):
+            groups._carry(out, lambda a, b: message[:, a:b], collective)
+            assert torch.equal(out, message)
+            out.zero_()
+    assert len(given_up) == 1
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1e-9, -1.0, math.nan, math.inf, 1e10])
+def test_times_that_cannot_be_are_refused(wait_s: float) -> None:
+    for name in ("timeout_s", "control_timeout_s"):
+        times: dict[str, Any] = {name: wait_s}
+        with pytest.raises(ValueError, match="a timeout of"):
+            StripedGroups(HashStore(), 0, 1, [Rail(interface="lo")], control=Rail(), **times)
+
+
 def reduce(pair: Ranks, size: int = SIZE) -> tuple[list[int], list[list[bool]]]:
     """Sum, check the bits; bytes that left leaf1 by each rail, and which rails live."""
     before = pair.sent()
@@ -96,13 +135,6 @@ def reduce(pair: Ranks, size: int = SIZE) -> tuple[list[int], list[list[bool]]]:
     assert [answer["digest"] for answer in answers] == [wanted] * 2
     sent = [a - b for a, b in zip(pair.sent(), before, strict=True)]
     return sent, [answer["alive"] for answer in answers]
-
-
-@pytest.fixture
-def fabric() -> Iterator[Fabric]:
-    made = Fabric()
-    yield made
-    made.close()
 
 
 def test_bytes_follow_the_plan_and_a_slow_rail_loses_its_share(

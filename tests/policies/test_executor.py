@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, Fabric, inside, run
 from xtune.policies import Router, preset, replace_fields
-from xtune.policies.actuators.base import Refused
+from xtune.policies.actuators.base import Actuator, Refused
 from xtune.policies.actuators.nexthop import Gateway, NexthopGroup
+from xtune.policies.actuators.process_groups import StripedGroups
+from xtune.policies.actuators.rails import Rail
 from xtune.policies.actuators.simulated import Simulated
 from xtune.policies.decisions import DecisionLog
 from xtune.policies.executor import RETRY_NS, Executor, unit_shares
+from xtune.policies.router import Flow
 
 FLOW = ("a", "b", 0)
 PATHS = {("a", "b"): [["one"], ["two"]]}
@@ -43,11 +47,40 @@ class Readings:
         return len(waiting)
 
 
+class Failing(Simulated):
+    """Raises where it is told to what no actuator should."""
+
+    def __init__(self, *where: str) -> None:
+        super().__init__([0.5, 0.5])
+        self.where = set(where)
+        self.undone = False
+
+    def check(self) -> str | None:
+        self._fail("check")
+        return super().check()
+
+    def apply(self, shares: Sequence[float]) -> None:
+        self._fail("apply")
+        super().apply(shares)
+
+    def renew(self) -> bool:
+        self._fail("renew")
+        return super().renew()
+
+    def undo(self) -> None:
+        self._fail("undo")
+        self.undone = True
+
+    def _fail(self, where: str) -> None:
+        if where in self.where:
+            raise RuntimeError(f"{where}: connection\nclosed")
+
+
 class Stubborn(Simulated):
     """Refuses as often as it is told to; notes what it was asked."""
 
-    def __init__(self, refusals: int) -> None:
-        super().__init__([0.5, 0.5])
+    def __init__(self, refusals: int, paths: int = 2) -> None:
+        super().__init__([1.0] * paths)
         self.refusals = refusals
         self.asked: list[list[float]] = []
 
@@ -96,8 +129,7 @@ def test_shares_are_those_of_the_choices_and_a_quiet_fabric_changes_nothing(
     pairs: int, paths: int, units: int, mode: str
 ) -> None:
     router, twin = a_router(pairs, paths, mode), a_router(pairs, paths, mode)
-    actuator = Stubborn(0)
-    actuator._initial = [1.0] * paths
+    actuator = Stubborn(0, paths)
     executor = Executor(router, [Readings(router)], {FLOW: actuator}, units=units)
     executor.turn(0)
     chosen = [twin.choose(FLOW, at_ns=0) for _ in range(units)]
@@ -138,6 +170,54 @@ def test_a_refusal_is_said_once_counted_and_tried_again(caplog: pytest.LogCaptur
     assert "not today" in record.message
 
 
+@pytest.mark.parametrize("where", ["check", "apply", "renew", "undo", "poll"])
+def test_whatever_fails_is_said_once_and_stops_nobody(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = a_router()
+    bad, good = Failing(where), Failing()
+    feeds = [Readings(router), Readings(router)]
+    if where == "poll":
+        feeds[0].router = None  # type: ignore[assignment]
+        feeds[0].waiting = [("one", 0.9, 0)]
+    actuators: dict[Flow, Actuator] = {("a", "b", 0): bad, ("a", "b", 1): good}
+    with caplog.at_level(logging.WARNING, "xtune"), Executor(router, feeds, actuators) as executor:
+        for turn in range(3):
+            now_ns = turn * RETRY_NS
+            feeds[1].waiting = [("one", 0.9, now_ns), ("two", 0.1, now_ns)]
+            executor.turn(now_ns)
+        assert good.shares == [0.0, 1.0]
+        applies = where not in ("check", "apply")
+        assert bad.shares == ([0.0, 1.0] if applies else [0.5, 0.5])
+        assert executor.shares(("a", "b", 0)) == ([0.0, 1.0] if applies else None)
+        assert executor.refused == (0 if applies else 3)
+    # The renewal is tried in each turn; the poll lost its only reading in the first.
+    assert executor.failed == {"renew": 3, "undo": 1, "poll": 1}.get(where, 0)
+    assert good.undone and bad.undone is (where != "undo")
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "\n" not in said
+    if where == "poll":
+        assert said.startswith("xtune: Readings brings no readings: AttributeError")
+    else:
+        assert said.endswith(f"RuntimeError: {where}: connection closed")
+
+
+def test_shares_that_were_lost_are_not_in_force_and_are_set_up_again() -> None:
+    router = a_router()
+    actuator = Stubborn(0)
+    executor = Executor(router, [Readings(router)], {FLOW: actuator})
+    executor.turn(0)
+    holds = [False]
+    actuator.renew = lambda: holds[0]  # type: ignore[method-assign]
+    actuator.refusals = 2  # as long as the link is down
+    assert executor.turn(1) == 0 and executor.shares(FLOW) is None
+    assert executor.turn(RETRY_NS) == 0 and len(actuator.asked) == 2
+    assert executor.turn(RETRY_NS + 1) == 1 and executor.shares(FLOW) == [1.0, 0.0]
+    holds[0] = True
+    assert executor.turn(RETRY_NS + 2) == 0
+
+
 def test_what_cannot_be_executed_is_refused_at_once() -> None:
     router = a_router()
     feed = Readings(router)
@@ -145,6 +225,17 @@ def test_what_cannot_be_executed_is_refused_at_once() -> None:
         Executor(router, [feed], {("a", "c", 0): Simulated([1.0])})
     with pytest.raises(ValueError, match="too few"):
         Executor(router, [feed], {FLOW: Simulated([1.0, 1.0])}, units=0)
+    with pytest.raises(ValueError, match="a to b flow 0: 2 paths, of which simulated has 3"):
+        Executor(router, [feed], {FLOW: Simulated([1.0, 1.0, 1.0])})
+    one = NexthopGroup("198.19.0.0/16", [Gateway(address="198.18.0.1", device="up1")])
+    with pytest.raises(ValueError, match="2 paths, of which nexthop group has 1"):
+        Executor(router, [feed], {FLOW: one})
+    rails = [Rail(address="127.0.0.2"), Rail(address="127.0.0.3")]
+    groups = StripedGroups(HashStore(), 0, 1, rails, control=rails[0])
+    with pytest.raises(ValueError, match="process groups: waits for all ranks"):
+        Executor(router, [feed], {FLOW: groups})
+    with pytest.raises(KeyError, match="another"):
+        Executor(router, [feed], {FLOW: Simulated([1.0, 1.0])}).shares(("a", "b", "another"))
     assert unit_shares(router, FLOW, 4, 2, at_ns=0) == [1.0, 0.0]
 
 
