@@ -11,7 +11,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,7 @@ def attach(
     scaler: Any = None,
     link_gbps: float | None = None,
     mesh: DeviceMesh | None = None,
-    rails: Sequence[Rail] = (),
+    rails: Iterable[Rail] = (),
     rail_timeout_s: float = RAIL_TIMEOUT_S,
     steering: Steering | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -113,7 +113,8 @@ def attach(
         rails: this rank's ends of the networks that payload goes over at a time, in the same order
             on every rank; without any it goes where torch's collectives go. Of models in
             ``DistributedDataParallel`` without ``mesh``, reduced in host memory.
-        rail_timeout_s: a rail that needs longer for a message is given up. The same on every rank.
+        rail_timeout_s: a rail that needs longer for a message is given up; 0.001 to 86400. The
+            same on every rank.
         steering: this rank's router and its readings; compression hears of congestion by the
             router's bus, and rails get the shares that it wants.
         environ: where the ``XTUNE_`` variables come from.
@@ -129,6 +130,7 @@ def attach(
     """
     mode = environ.get("XTUNE_POLICY") or "on"
     read, problem = _read(policy, mode)
+    rails = striping.listed(rails)
     if mode != "off":
         problem = problem or _misfit(scaler, link_gbps)
         problem = problem or striping.misfit(rails, rail_timeout_s, steering, bus)
@@ -140,7 +142,7 @@ def attach(
         job=job,
         loss_scale=None if scaler is None or problem else scaler.get_scale,
         link_gbps=link_gbps,
-        rails=() if problem else tuple(rails),
+        rails=() if problem else rails,
         rail_timeout_s=rail_timeout_s,
         steering=None if problem else steering,
         environ=environ,
@@ -225,23 +227,26 @@ def _agree_on_path(
         _LOG.warning("xtune: gradients are compressed in host memory: %s", REASONS[worst])
     if worst == ON_DEVICE and request.policy and isinstance(found, ReplicatedModel):
         found.keep_on_device(request.policy.compression)
-        on_rails = [[count, striping.ON_DEVICE] for _, _, count, _ in words]
+        on_rails = [[*word[2:4], striping.ON_DEVICE] for word in words]
         return found.gradients, min(lanes), _striped(found, request, on_rails)
     return Gradients(), found.lanes, _striped(found, request, [word[2:] for word in words])
 
 
 def _rail_word(found: Model, request: _Request) -> list[int]:
-    """How many rails this rank has, and what stands against them; see `striping.refusal`."""
+    """What ranks compare of their rails; see `striping.refusal`."""
     if request.policy is None:
-        return [striping.OFF, striping.FIT]
+        return [striping.OFF, 0, striping.FIT]
+    obstacle = striping.FIT
     if not isinstance(found, ReplicatedModel):
-        return [len(request.rails), striping.SHARDED]
-    if found.nodes is not None:
-        return [len(request.rails), striping.MESH]
-    problem = striping.obstacle(request.rails, request.steering)
-    if problem is not None:
-        _LOG.warning("xtune: rank %d: rails: %s", dist.get_rank(found.group), problem)
-    return [len(request.rails), striping.FIT if problem is None else striping.UNFIT]
+        obstacle = striping.SHARDED
+    elif found.nodes is not None:
+        obstacle = striping.MESH
+    else:
+        problem = striping.obstacle(request.rails, request.steering)
+        if problem is not None:
+            obstacle = striping.UNFIT
+            _LOG.warning("xtune: rank %d: rails: %s", dist.get_rank(found.group), problem)
+    return striping.word(request.rails, request.rail_timeout_s, obstacle)
 
 
 def _striped(found: Model, request: _Request, words: Sequence[Sequence[int]]) -> bool:

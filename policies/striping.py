@@ -9,13 +9,12 @@ and agreements stay on the lane's own group, which also carries payload where no
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .actuators.base import Refused
 from .actuators.process_groups import StripedGroups
-from .actuators.rails import Meter, Rail, unusable
+from .actuators.rails import LEAST_TIMEOUT_S, MOST_TIMEOUT_S, Meter, Rail, unusable
 from .bus import Bus
 from .decisions import DecisionLog
 from .steering import Steering
@@ -32,15 +31,21 @@ REASONS = {
 }
 
 
+def listed(rails: Iterable[Rail]) -> tuple[Rail, ...]:
+    """The rails, read once; what is no collection stands alone, for `misfit` to name it."""
+    return tuple(rails) if isinstance(rails, Iterable) else (rails,)
+
+
 def misfit(
     rails: Sequence[Rail], timeout_s: float, steering: Steering | None, bus: Bus | None
 ) -> str | None:
     """What is wrong with these arguments of `attach`, in one line."""
-    strange = next((rail for rail in rails if not isinstance(rail, Rail)), None)
-    if strange is not None:
-        return f"rails: {type(strange).__name__} is no Rail"
-    if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-        return f"rail_timeout_s: {timeout_s!r} is no time"
+    strange = [rail for rail in rails if not isinstance(rail, Rail)]
+    if strange:
+        return f"rails: {type(strange[0]).__name__} is no Rail"
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not (number and LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S):
+        return f"rail_timeout_s: {timeout_s!r} is not {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} s"
     if steering is not None and not isinstance(steering, Steering):
         return f"steering: {type(steering).__name__} is no Steering"
     if steering is not None and bus is not None and bus is not steering.router.bus:
@@ -55,6 +60,11 @@ def shared_bus(bus: Bus | None, steering: Steering | None) -> Bus:
     return bus
 
 
+def word(rails: Sequence[Rail], timeout_s: float, obstacle: int) -> list[int]:
+    """What ranks compare of their rails: how many, the timeout in ms, what stands against them."""
+    return [len(rails), round(timeout_s * 1000) if rails else 0, obstacle]
+
+
 def obstacle(rails: Sequence[Rail], steering: Steering | None) -> str | None:
     """What this rank lacks for its rails, in one line; None if nothing."""
     if not rails:
@@ -66,18 +76,20 @@ def refusal(words: Sequence[Sequence[int]]) -> str | None:
     """Why no rank uses rails, None if all do or nobody wants to.
 
     Args:
-        words: Of each rank, its number of rails and its obstacle.
+        words: Of each rank; see `word`.
     """
-    counts = {count for count, _ in words}
+    counts, timeouts_ms, obstacles = (set(column) for column in zip(*words, strict=True))
     if counts == {0} or OFF in counts:
         return None
-    worst = max(obstacle for _, obstacle in words)
+    worst = max(obstacles)
     if worst in REASONS:
         return REASONS[worst]
     if worst == UNFIT:
-        unfit = [str(rank) for rank, word in enumerate(words) if word[1] == UNFIT]
+        unfit = [str(rank) for rank, word in enumerate(words) if word[2] == UNFIT]
         return f"rank{'s' if len(unfit) > 1 else ''} {', '.join(unfit)} cannot"
-    return None if len(counts) == 1 else "the ranks differ in how many they have"
+    if len(counts) > 1:
+        return "the ranks differ in how many they have"
+    return None if len(timeouts_ms) == 1 else "the ranks differ in rail_timeout_s"
 
 
 class Striping:

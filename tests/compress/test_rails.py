@@ -42,7 +42,8 @@ MODES: dict[str, dict[str, Any]] = {
 def _trained(rank: int, mode: str, rails: list[Rail], stop: int = 9) -> dict[str, Any]:
     """A model after some iterations, and what it cost."""
     model = wrapped()
-    handle = attached(model, policy(compression=MODES[mode]), rails=rails)
+    rails_once = iter(rails)  # an iterator has no second pass
+    handle = attached(model, policy(compression=MODES[mode]), rails=rails_once)
     train(model, handle, optimizer(model), rank, 0, stop)
     metrics = handle.metrics()
     handle.detach()
@@ -113,20 +114,25 @@ def test_bits_and_counted_bytes_do_not_depend_on_rails(mode: str, world: int) ->
 
 def _refused(rank: int, world: int, case: str) -> dict[str, Any]:
     lines, odd = Lines(), rank == 1
-    odd_rails: dict[str, list[Any]] = {
+    odd_rails: dict[str, Any] = {
         "address": [*RAILS[:1], Rail(address="198.51.100.7")],
         "interface": [*RAILS[:1], Rail(interface="xtune-none")],
         "nameless": [*RAILS[:1], Rail()],
         "fewer": RAILS[:1],
         "none": [],
         "text": ["lo", "lo"],
+        "nothing": None,
     }
+    timeouts: dict[str, Any] = {
+        "patient": 30.0, "endless": 1e300, "too long": 86401.0, "too short": 1e-4, "a word": "5",
+        "a truth": True,
+    }  # fmt: skip
     rails = odd_rails.get(case, RAILS) if odd else RAILS
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"rail_timeout_s": timeouts.get(case, 20.0) if odd else 20.0}
     if odd and case == "off":
-        options = {"environ": {"XTUNE_POLICY": "off"}}
+        options["environ"] = {"XTUNE_POLICY": "off"}
     if case == "shadow":
-        options = {"environ": {"XTUNE_POLICY": "shadow"}}
+        options["environ"] = {"XTUNE_POLICY": "shadow"}
     if case == "sharded":
         model = fsdp.sharded()
         handle = fsdp.attached(model, policy(compression=MODES["quantise"]), rails=rails)
@@ -155,10 +161,21 @@ UNUSED: dict[str, tuple[str | None, str | None]] = {
     "nameless": ("rank 1 cannot", "a rail names neither an interface nor an address"),
     "fewer": ("the ranks differ in how many they have", None),
     "none": ("the ranks differ in how many they have", None),
+    "patient": ("the ranks differ in rail_timeout_s", None),
     "sharded": ("the model is sharded", None),
     "shadow": (None, None),
 }
-OFF = {"text": "rank 1 cannot start", "off": "rank 1 and rank 0 differ in mode (XTUNE_POLICY)"}
+WRONG = {  # what rank 1 says of its arguments
+    "text": "rails: str is no Rail",
+    "nothing": "rails: NoneType is no Rail",
+    "endless": "rail_timeout_s: 1e+300 is not 0.001 to 86400 s",
+    "too long": "rail_timeout_s: 86401.0 is not 0.001 to 86400 s",
+    "too short": "rail_timeout_s: 0.0001 is not 0.001 to 86400 s",
+    "a word": "rail_timeout_s: '5' is not 0.001 to 86400 s",
+    "a truth": "rail_timeout_s: True is not 0.001 to 86400 s",
+}
+OFF = dict.fromkeys(WRONG, "rank 1 cannot start")
+OFF["off"] = "rank 1 and rank 0 differ in mode (XTUNE_POLICY)"
 
 
 def _goes_on(rank: int, result: dict[str, Any], said: str | None, own: str | None) -> bool:
@@ -177,8 +194,8 @@ def test_without_rails_compression_goes_on_and_one_line_says_why() -> None:
         for case, reason in OFF.items():  # of rails nothing more is said
             assert results[case]["metrics"]["mode"] == "off" and results[case]["same"]
             lines = [f"xtune: off on every rank: {reason}"] if rank == 0 else []
-            if case == "text" and rank == 1:
-                lines = ["xtune: rank 1 cannot start: rails: str is no Rail"]
+            if case in WRONG and rank == 1:
+                lines = [f"xtune: rank 1 cannot start: {WRONG[case]}"]
             assert results[case]["lines"] == lines
 
 
