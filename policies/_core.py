@@ -16,39 +16,55 @@ from collections.abc import Sequence
 NAN = float("nan")
 MOVE_BURST = 2.0  # moves that a flow may have saved up; more would let a quiet flow flap later
 HASH_MASK = 0x7FFFFFFF
+USUAL_FACTOR = 2.5  # an interval within it is usual: jitter is, and one missing reading
+CLOSER = 0.25  # of a shorter one, by which the usual shrinks: no burst passes for it
+LONGER = 3.0  # times the usual, as much as a longer one makes of it
 
 
 def holt_update(
-    level: float, slope: float, reading: float, dt_ns: int, level_gain: float, slope_gain: float
-) -> tuple[float, float]:
+    level: float,
+    slope: float,
+    usual_ns: float,
+    reading: float,
+    dt_ns: int,
+    level_gain: float,
+    slope_gain: float,
+) -> tuple[float, float, float]:
     """Holt's linear exponential smoothing for readings at irregular intervals.
 
     The first reading gives the level (slope unknown, NaN), the second the slope, as usual for
-    Holt's method; a missing (NaN) or late (``dt_ns < 0``) reading changes nothing. Two readings
-    of one instant smooth the level alone.
+    Holt's method; a missing (NaN) or late (``dt_ns < 0``) reading changes nothing. A reading much
+    sooner than usual, or of the same instant, smooths the level alone: noise over next to no time
+    is any slope. One much later begins anew with its own slope: the old one does not hold so long.
 
     Args:
         level: Smoothed level at the last reading, NaN before the first.
         slope: Smoothed slope per ns, NaN before the second.
+        usual_ns: Usual time between two readings, NaN if unknown.
         reading: The new reading, NaN where it is missing.
         dt_ns: Time since the last reading that was not missing.
         level_gain: Weight of the reading against the prediction, 0..1.
         slope_gain: Weight of the newest slope, 0..1.
 
     Returns:
-        Level at the new reading, and slope per ns.
+        Level at the new reading, slope per ns, and the usual time.
     """
     if reading != reading or dt_ns < 0:
-        return level, slope
+        return level, slope, usual_ns
     if level != level:
-        return reading, NAN
-    if dt_ns == 0:
-        return level + level_gain * (reading - level), slope
+        return reading, NAN, usual_ns
+    soon = dt_ns == 0 or dt_ns * USUAL_FACTOR < usual_ns
+    if soon and slope != slope:
+        return level + level_gain * (reading - level), slope, usual_ns - CLOSER * dt_ns
     if slope != slope:
-        return reading, (reading - level) / dt_ns
+        return reading, (reading - level) / dt_ns, float(dt_ns)
+    if dt_ns > usual_ns * USUAL_FACTOR:
+        return reading, (reading - level) / dt_ns, min(float(dt_ns), usual_ns * LONGER)
     predicted = level + slope * dt_ns
     updated = predicted + level_gain * (reading - predicted)
-    return updated, slope + slope_gain * ((updated - level) / dt_ns - slope)
+    if soon:
+        return updated, slope, usual_ns - CLOSER * dt_ns
+    return updated, slope + slope_gain * ((updated - level) / dt_ns - slope), float(dt_ns)
 
 
 def ewma_update(level: float, reading: float, gain: float) -> float:
@@ -106,6 +122,8 @@ def window_slope(values: Sequence[float], times_ns: Sequence[int], count: int) -
 def forecast_peak(level: float, slope: float, horizon_ns: int) -> float:
     """The highest value on a straight line from the last reading to the horizon.
 
+    A smoothed level may fall below 0, a queue does not: no forecast is less than 0.
+
     Args:
         level: Value at the last reading, NaN if unknown.
         slope: Per ns; unknown (NaN) counts as flat.
@@ -114,9 +132,8 @@ def forecast_peak(level: float, slope: float, horizon_ns: int) -> float:
     Returns:
         The peak, NaN if the level is unknown.
     """
-    if slope > 0.0:
-        return level + slope * horizon_ns
-    return level
+    peak = level + slope * horizon_ns if slope > 0.0 else level
+    return 0.0 if peak < 0.0 else peak
 
 
 def with_marks(peak: float, marks: float, low: float, high: float, top: float) -> float:

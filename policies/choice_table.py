@@ -63,7 +63,7 @@ class ChoiceTable:
             moved_ns = NEVER if pair.moved_ns is None else pair.moved_ns
             row[:] = pair.alternative, moved_ns, pair.budget_ns, len(paths.links)
         self._budget: Floats = np.array([pair.budget for _, pair in rows], np.float64)
-        self._links = int(self._path_links.max(initial=0)) + 1
+        self._links = int(self._path_links.max()) + 1 if rows else 0
         self._first = self._orders[:, 0].copy()
         self._primaries = self._path_links[np.arange(len(rows)), self._first]
         self._by_numpy = not compiled or find_spec("numba") is None
@@ -237,7 +237,7 @@ def _compiled() -> Callable[..., Any]:
 
 def _worst(worth, seen, links, oldest):  # type: ignore[no-untyped-def]
     """A path is worth its worst link, NaN where none is known; also whether all are."""
-    most, known = -1.0, True
+    most, known = math.nan, True
     for i in range(len(links)):
         link = links[i]
         value = worth[link]
@@ -245,9 +245,9 @@ def _worst(worth, seen, links, oldest):  # type: ignore[no-untyped-def]
             return math.inf, True
         if value != value or seen[link] < oldest:
             known = False
-        elif value > most:
+        elif not value <= most:
             most = value
-    return (most if most >= 0.0 else math.nan), known
+    return most, known
 
 
 def _best_of(worst: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,8 @@ from ._core import NAN, ewma_update, forecast_peak, holt_update, window_slope, w
 from .schedule import BurstPeaks, BurstSchedule
 from .spec import Routing
 
+MOST_READINGS = 100  # in a horizon, within `_core.USUAL_FACTOR`; else the first are smoothed alone
+
 
 class Forecaster:
     """One link's forecaster; also the simplest one, which expects the last reading to stay.
@@ -168,19 +170,31 @@ class Slope(Forecaster):
         self.slope = window_slope(self._values, self._times_ns, self._count)
 
 
+def usual_at_first(routing: Routing) -> float:
+    """The least that is likely, in ns: the first two readings may be of one burst."""
+    return routing.horizon_ns / MOST_READINGS
+
+
 class Holt(Forecaster):
     """Goes on from the smoothed level along the smoothed slope."""
 
-    __slots__ = ("_level_gain", "_slope_gain")
+    __slots__ = ("_level_gain", "_slope_gain", "usual_ns")
 
     def __init__(self, routing: Routing) -> None:
         super().__init__(routing)
+        self.usual_ns = usual_at_first(routing)  # between two readings; outlives a restart
         self._level_gain = routing.level_gain
         self._slope_gain = routing.slope_gain
 
     def _smooth(self, reading: float, at_ns: int, dt_ns: int) -> None:
-        self.level, self.slope = holt_update(
-            self.level, self.slope, reading, dt_ns, self._level_gain, self._slope_gain
+        self.level, self.slope, self.usual_ns = holt_update(
+            self.level,
+            self.slope,
+            self.usual_ns,
+            reading,
+            dt_ns,
+            self._level_gain,
+            self._slope_gain,
         )
 
 

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ._core import forecast_peak, holt_update
+from ._core import CLOSER, LONGER, USUAL_FACTOR, forecast_peak, holt_update
+from .forecast import usual_at_first
 from .schedule import PEAKS_KEPT, Burst, BurstSchedule
 from .spec import Routing
 
@@ -38,14 +39,15 @@ class ForecastTable:
         self._compiled = compiled and routing.forecast == "holt" and find_spec("numba") is not None
         self.level: Floats = np.full(links, np.nan)
         self.slope: Floats = np.full(links, np.nan)
+        self.usual_ns: Floats = np.full(links, usual_at_first(routing))  # between two readings
         self.at_ns: Times = np.zeros(links, np.int64)
         self.marks: Floats = np.full(links, np.nan)
         self.marks_ns: Times = np.zeros(links, np.int64)
         self._marked = False  # whether marks were ever known: most tables have none
         self._bursts: _BurstPeaks | None = None
-        self._even_ns: int | None = (
-            None  # of the last reading, where all links have it and a slope
-        )
+        # Of the last reading and between two, where they are those of all links, with a slope.
+        self._even_ns: int | None = None
+        self._even_usual_ns = np.nan
         self._routing = routing
         window = routing.window_readings if routing.forecast == "slope" else 0
         self._values: Floats = np.zeros((window, links))
@@ -65,7 +67,7 @@ class ForecastTable:
             routing = self._routing
             alike = isinstance(at_ns, int)
             _compiled_holt(alike)(
-                self.level, self.slope, self.at_ns, readings, at_ns,
+                self.level, self.slope, self.usual_ns, self.at_ns, readings, at_ns,
                 routing.stale_ns, routing.level_gain, routing.slope_gain,
             )  # fmt: skip
             return
@@ -86,8 +88,10 @@ class ForecastTable:
         self._even_ns = None
         if kind == "holt":
             self._holt(readings, dt, taken)
-            if isinstance(at_ns, int) and taken.all() and not np.isnan(self.slope).any():
-                self._even_ns = at_ns
+            usual = self.usual_ns
+            even = taken.all() and not np.isnan(self.slope).any() and (usual == usual[:1]).all()
+            if isinstance(at_ns, int) and len(usual) and even:
+                self._even_ns, self._even_usual_ns = at_ns, float(usual[0])
         elif kind == "ewma":
             moved = self.level + self._routing.level_gain * (readings - self.level)
             new = np.where(np.isnan(self.level), readings, moved)
@@ -124,6 +128,7 @@ class ForecastTable:
         with np.errstate(invalid="ignore"):
             rising = self.slope > 0.0
         peak = np.where(rising, self.level + self.slope * horizon_ns, self.level)
+        peak[peak < 0.0] = 0.0
         if self._marked:
             peak = self._with_marks(peak)
         if self._bursts is not None:
@@ -132,11 +137,13 @@ class ForecastTable:
         return peak
 
     def _go_on(self, readings: Floats, at_ns: int) -> bool:
-        """Holt's method where nothing is missing, new, late or stale, for a third of the time."""
+        """Holt's method where nothing is missing, new, or unusual, for a third of the time."""
         if self._even_ns is None or self._marked or self._bursts is not None:
             return False
         dt = at_ns - self._even_ns
-        if not 0 < dt <= self._routing.stale_ns or np.isnan(readings).any():
+        usual_ns = self._even_usual_ns
+        usual = usual_ns <= dt * USUAL_FACTOR and dt <= usual_ns * USUAL_FACTOR
+        if not (usual and 0 < dt <= self._routing.stale_ns) or np.isnan(readings).any():
             return False
         level, slope = self.level, self.slope
         updated = level + slope * dt
@@ -144,7 +151,8 @@ class ForecastTable:
         self.slope = slope + self._routing.slope_gain * ((updated - level) / dt - slope)
         self.level = updated
         self.at_ns = np.full(level.shape, at_ns)
-        self._even_ns = at_ns
+        self.usual_ns = np.full(level.shape, float(dt))
+        self._even_ns, self._even_usual_ns = at_ns, float(dt)
         return True
 
     def _restart(self, which: Mask) -> None:
@@ -182,21 +190,23 @@ class ForecastTable:
         return np.where(fresh & raised, marked, peak)
 
     def _holt(self, readings: Floats, dt: Times, taken: Mask) -> None:
-        level, slope = self.level, self.slope
+        level, slope, usual = self.level, self.slope, self.usual_ns
         level_gain, slope_gain = self._routing.level_gain, self._routing.slope_gain
-        first = np.isnan(level)
-        same = ~first & (dt == 0)
-        second = ~first & ~same & np.isnan(slope)
+        first, flat = np.isnan(level), np.isnan(slope)
+        soon = ~first & ((dt == 0) | (dt * USUAL_FACTOR < usual))
+        late = ~flat & (dt > usual * USUAL_FACTOR)
+        anew = late | (flat & ~soon)  # with its own slope, which the first has not
         span = np.where(dt > 0, dt, 1)
-        predicted = level + slope * dt
+        predicted = level + np.where(flat, 0.0, slope) * dt
         updated = predicted + level_gain * (readings - predicted)
         new_slope = slope + slope_gain * ((updated - level) / span - slope)
-        new_slope = np.where(second, (readings - level) / span, new_slope)
-        new_slope = np.where(first, np.nan, np.where(same, slope, new_slope))
-        new_level = np.where(same, level + level_gain * (readings - level), updated)
-        new_level = np.where(first | second, readings, new_level)
-        self.level = np.where(taken, new_level, level)
+        new_slope = np.where(anew, (readings - level) / span, new_slope)
+        new_slope = np.where(first | soon, slope, new_slope)
+        new_usual = np.where(late, np.minimum(dt, usual * LONGER), dt)
+        new_usual = np.where(first, usual, np.where(soon, usual - CLOSER * dt, new_usual))
+        self.level = np.where(taken, np.where(anew, readings, updated), level)
         self.slope = np.where(taken, new_slope, slope)
+        self.usual_ns = np.where(taken, new_usual, usual)
 
     def _window(self, readings: Floats, at: Times, taken: Mask) -> None:
         which = np.flatnonzero(taken)
@@ -245,7 +255,9 @@ def _own(at, i):  # type: ignore[no-untyped-def]
 def _holt_loop(holt: Callable[..., Any], when: Callable[..., Any]) -> Callable[..., Any]:
     """`Holt.update` of each link, in terms of functions that are compiled, or not."""
 
-    def run(level, slope, at_ns, readings, at, stale, level_gain, slope_gain):  # type: ignore[no-untyped-def]
+    def run(  # type: ignore[no-untyped-def]
+        level, slope, usual, at_ns, readings, at, stale, level_gain, slope_gain
+    ):  # fmt: skip
         for i in range(len(level)):
             now, reading, before, rise = when(at, i), readings[i], level[i], slope[i]
             dt = now - at_ns[i] if before == before else 0
@@ -254,7 +266,9 @@ def _holt_loop(holt: Callable[..., Any], when: Callable[..., Any]) -> Callable[.
             if abs(dt) > stale:
                 before = rise = np.nan
                 dt = 0
-            level[i], slope[i] = holt(before, rise, reading, dt, level_gain, slope_gain)
+            level[i], slope[i], usual[i] = holt(
+                before, rise, usual[i], reading, dt, level_gain, slope_gain
+            )
             at_ns[i] = now
 
     return run

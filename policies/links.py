@@ -7,7 +7,8 @@ replaced as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 from ._core import NAN, strike_update
 from .decisions import DecisionLog
@@ -201,3 +202,20 @@ class LinkTable:
             pass
         self.bad_readings += 1
         return NAN
+
+
+def link_rates(names: Sequence[str], told: Mapping[str, float] | float | None) -> list[float]:
+    """Rate of each link, NaN where unknown.
+
+    Args:
+        names: The links.
+        told: Rate of each link, or of all, in any one unit; None: unknown.
+
+    Raises:
+        ValueError: A rate is no positive number.
+    """
+    rates = told if isinstance(told, Mapping) else dict.fromkeys(names, told)
+    for name, rate in rates.items():
+        if rate is not None and not (isinstance(rate, Real) and 0.0 < float(rate) < math.inf):
+            raise ValueError(f"link_gbps: {rate!r} of link {name} is not a positive number")
+    return [NAN if (rate := rates.get(name)) is None else float(rate) for name in names]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from numbers import Real
 
 from .flow_state import Flow, PathSet, flow_key
 from .links import DEAD
@@ -71,7 +72,13 @@ def place_flows(
 
     Returns:
         Index of each flow's path.
+
+    Raises:
+        ValueError: The bytes of a flow are no number from 0 up.
     """
+    for flow, size in flows.items():
+        if not (isinstance(size, Real) and 0.0 <= float(size) < math.inf):
+            raise ValueError(f"flow {flow!r}: {size!r} is not a number of bytes from 0 up")
     order = sorted(range(len(names)), key=names.__getitem__)
     number = {link: i for i, link in enumerate(order)}
     known = sorted((flow for flow in flows if flow in path_sets), key=repr)

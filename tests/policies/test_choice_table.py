@@ -84,6 +84,24 @@ def test_the_table_chooses_as_the_router_does(name: str, compiled: bool, seed: i
     assert min(unknown, dead, router.moves) > 20
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "numba"])
+def test_a_worth_below_zero_is_less_than_zero_to_both_forms(compiled: bool) -> None:
+    if compiled:
+        pytest.importorskip("numba")
+    routing = Routing(pairs=1, order="coldest", hold_ns=0)
+    paths = PathSet(0, [(0,), (1,), (2,)])
+    rows = [(paths, pair) for pair in FlowState(0, paths, routing, 0).pairs]
+    table = ChoiceTable(rows, routing, compiled=compiled)
+    chosen = table.choose(np.array([0.9, 0.0, -95.0]), np.zeros(3, np.int64), 0)
+    assert chosen.tolist() == [2]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "numba"])
+def test_a_table_of_no_rows_needs_no_links(compiled: bool) -> None:
+    table = ChoiceTable([], Routing(pairs=1), compiled=compiled)
+    assert table.choose(np.zeros(0), np.zeros(0, np.int64), 0).shape == (0,)
+
+
 def test_what_a_table_cannot_do_is_refused() -> None:
     paths = PathSet(0, [(0, 1), (2, 3)])
     routing = Routing(pairs=1)

@@ -20,13 +20,14 @@ CASES: dict[str, Callable[[random.Random], tuple[Any, ...]]] = {
     "holt_update": lambda r: (
         _number(r, 0, 1),
         _number(r, -1e-5, 1e-5),
+        r.choice([math.nan, 10_000.0, 25_000.0]),
         _number(r, 0, 1),
-        r.choice([-1, 0, 1000, 10_000, 12_345]),
+        r.choice([-1, 0, 1000, 4000, 10_000, 12_345, 25_000, 70_000]),
         r.random(),
         r.random(),
     ),
     "ewma_update": lambda r: (_number(r, 0, 1), _number(r, 0, 1), r.random()),
-    "forecast_peak": lambda r: (_number(r, 0, 1), _number(r, -1e-5, 1e-5), r.randrange(10**6)),
+    "forecast_peak": lambda r: (_number(r, -1, 1), _number(r, -1e-5, 1e-5), r.randrange(10**6)),
     "crosses": lambda r: (
         _number(r, 0, 1),
         _number(r, -1e-5, 1e-5),
@@ -89,26 +90,36 @@ def test_compiled_window_slope_gives_the_same_bits() -> None:
 def test_holt_series_by_hand() -> None:
     # Readings 0.10, 0.20, 0.40 every 10 us, gains 0.5 and 0.3, worked out on paper:
     # start: level .20, slope .01/us; then predicted .30, level .35, slope .01 + .3 (.015 - .01)
-    level, slope = _core.holt_update(math.nan, math.nan, 0.10, 0, 0.5, 0.3)
+    level, slope, usual = _core.holt_update(math.nan, math.nan, math.nan, 0.10, 0, 0.5, 0.3)
     assert level == 0.10
     assert math.isnan(slope)
-    level, slope = _core.holt_update(level, slope, 0.20, 10_000, 0.5, 0.3)
-    assert (level, slope * 1000) == pytest.approx((0.20, 0.010))
-    level, slope = _core.holt_update(level, slope, 0.40, 10_000, 0.5, 0.3)
-    assert (level, slope * 1000) == pytest.approx((0.35, 0.0115))
+    assert math.isnan(usual)
+    level, slope, usual = _core.holt_update(level, slope, usual, 0.20, 10_000, 0.5, 0.3)
+    assert (level, slope * 1000, usual) == pytest.approx((0.20, 0.010, 10_000))
+    level, slope, usual = _core.holt_update(level, slope, usual, 0.40, 10_000, 0.5, 0.3)
+    assert (level, slope * 1000, usual) == pytest.approx((0.35, 0.0115, 10_000))
     # A missing reading, then one 20 us after the last good one: predicted .35 + 20 * .0115 = .58,
     # level .58 + .5 (.50 - .58) = .54, slope .0115 + .3 (.19 / 20 - .0115) = .0109
-    assert _core.holt_update(level, slope, math.nan, 10_000, 0.5, 0.3) == (level, slope)
-    level, slope = _core.holt_update(level, slope, 0.50, 20_000, 0.5, 0.3)
-    assert (level, slope * 1000) == pytest.approx((0.54, 0.0109))
+    state = (level, slope, usual)
+    assert _core.holt_update(*state, math.nan, 10_000, 0.5, 0.3) == state
+    level, slope, usual = _core.holt_update(*state, 0.50, 20_000, 0.5, 0.3)
+    assert (level, slope * 1000, usual) == pytest.approx((0.54, 0.0109, 20_000))
+    # 2 us later, far sooner than usual: predicted .54 + 2 * .0109 = .5618, level half way to .60
+    soon = _core.holt_update(level, slope, usual, 0.60, 2_000, 0.5, 0.3)
+    assert soon == pytest.approx((0.5809, slope, 19_500))
+    # 60 us later, after twice as many missing as are usual: the slope from .54 to .60 alone
+    late = _core.holt_update(level, slope, usual, 0.60, 60_000, 0.5, 0.3)
+    assert late == pytest.approx((0.60, 0.06 / 60_000, 60_000))
 
 
 def test_holt_follows_a_straight_line_exactly_at_irregular_times() -> None:
     rng = random.Random(1)
-    level = slope = math.nan
+    level = slope = usual = math.nan
     t = last = 0
     for _ in range(50):
-        level, slope = _core.holt_update(level, slope, 0.1 + 2e-7 * t, t - last, 0.4, 0.2)
+        level, slope, usual = _core.holt_update(
+            level, slope, usual, 0.1 + 2e-7 * t, t - last, 0.4, 0.2
+        )
         last = t
         t += rng.randrange(1, 30_000)
     assert level == pytest.approx(0.1 + 2e-7 * last)

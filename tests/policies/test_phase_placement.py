@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtune.policies import DirectedLink, PathFinder, Policy, Router
-from xtune.policies.phase_placement import place
+from xtune.policies.links import DEAD
+from xtune.policies.phase_placement import free_share, place
 from xtune.policies.router import Flow
 from xtune.policies.spec import Routing
 
@@ -240,3 +241,29 @@ def test_a_blacklisted_link_and_a_slow_one_get_nothing_or_less() -> None:
 
 def test_flows_without_a_path_set_are_left_out() -> None:
     assert router().place({("x", "y", 0): 1.0}) == {}
+
+
+def test_a_full_link_still_carries_something_and_a_dead_one_nothing() -> None:
+    shares = [free_share(worth) for worth in (math.nan, 0.0, 0.75, 0.999, 1.0, 7.5, DEAD)]
+    assert shares == pytest.approx([1.0, 1.0, 0.25, 0.05, 0.05, 0.05, 0.0])
+    # Beside dead links even one that is forecast to be far beyond full is the way to take.
+    assert place([[[0], [1]]], [1.0], [free_share(DEAD), free_share(7.5)], [0]) == [1]
+
+
+@pytest.mark.parametrize("size", [math.nan, -1.0, math.inf, "1e6", None])
+def test_a_flow_of_impossible_size_is_named_and_nothing_is_placed(size: object) -> None:
+    made = router()
+    before = made.place(FLOWS)
+    flows = {**dict.fromkeys(FLOWS, 1.0), ("h0", "h2", "odd"): size}
+    with pytest.raises(ValueError, match=r"\('h0', 'h2', 'odd'\): .* is not a number of bytes"):
+        made.place(flows)  # type: ignore[arg-type]
+    assert {flow: made.choose(flow) for flow in FLOWS} == before
+    assert made.place({**FLOWS, ("h0", "h2", "none"): 0})  # a flow that has nothing to send yet
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, math.nan, math.inf, "400"])
+def test_a_link_rate_that_is_none_is_refused(rate: object) -> None:
+    paths = {("a", "b"): [["x"], ["y"]]}
+    for rates in (rate, {"x": 400.0, "y": rate}):
+        with pytest.raises(ValueError, match=r"link_gbps: .* of link [xy] is not a positive"):
+            Router(paths, Policy(), link_gbps=rates)  # type: ignore[arg-type]

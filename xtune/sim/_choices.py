@@ -267,8 +267,8 @@ def probe(cfg, real, queued, links, pending, window, times, hist):  # type: igno
             reading = pending[row, k]
             level, rise = reading, 0.0
             if kind == HOLT:
-                level, rise = _holt(
-                    links[k, LEVEL], links[k, RISE], reading, gap,
+                level, rise, _ = _holt(  # intervals are all alike
+                    links[k, LEVEL], links[k, RISE], float(gap), reading, gap,
                     real[LEVEL_GAIN], real[SLOPE_GAIN],
                 )  # fmt: skip
             elif kind == EWMA:
