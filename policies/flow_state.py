@@ -79,7 +79,7 @@ class Pair:
         ):
             self.warned_ns, self.warned_worth = now_ns, worth
         slots = 1 + hash31(key, self.moves) % _SLOTS
-        if self.warned_ns - self.begun_ns < hold_ns:  # then it has not moved yet
+        if 0 <= self.warned_ns - self.begun_ns < hold_ns:  # then it has not moved yet
             slots = 0
         return now_ns - self.warned_ns < slots * slot_ns
 

@@ -69,6 +69,16 @@ def test_a_flow_stays_where_the_warning_has_passed_meanwhile() -> None:
     assert host.router.moves == 0
 
 
+def test_a_clock_set_back_begins_the_wait_anew() -> None:
+    """Else a flow that waits would do so until the clock is where it was."""
+    host, back_ns = Host("host", a_policy()), 10_000 * MS
+    for at_ns in range(back_ns, back_ns + HOLD_NS + 5 * MS, MS):
+        assert host.turn(at_ns, 0.9 if at_ns >= back_ns + HOLD_NS else 0.0, 0.0) == 0
+    assert host.turn(0, 0.9, 0.0) == 0
+    left_ns = leaving(host, 0, 0, 4 * SLOT_NS)
+    assert left_ns is not None and left_ns % SLOT_NS == 0
+
+
 def test_without_it_all_leave_at_once_and_a_dead_path_is_left_at_once_with_it() -> None:
     hosts = [Host(f"host{i}", a_policy(yield_ns=0)) for i in range(5)]
     assert {leaving(h, 0, HOLD_NS, HOLD_NS + SLOT_NS) for h in hosts} == {HOLD_NS}
