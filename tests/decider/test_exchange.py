@@ -8,11 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.decider.helpers import MS, RECORD, Centre, Host, S, Stranger, free_port, meet
-from xtune.policies.decider.packet import (
-    Record,
+from tests.decider.helpers import (
+    MS,
+    RECORD,
+    Centre,
+    Clocks,
+    Host,
+    S,
+    Stranger,
+    free_port,
+    meet,
 )
+from tests.probe.helpers import KEY
+from xtune.policies.decider.packet import Record
 from xtune.policies.decider.weights import WeightsReader
+from xtune.policies.probe.agent import _reporter
+from xtune.policies.probe.config import make_config as probe_config
+from xtune.policies.probe.readings import Reading
 
 
 def test_a_reading_of_one_host_is_a_weight_at_all(centre: Centre, host: Host, other: Host) -> None:
@@ -183,6 +195,28 @@ def test_snapshots_come_no_faster_than_they_may(tmp_path: Path) -> None:
     assert centre.count("pushed") == blocks + 1
     centre.decider.close()
     stranger.channel.close()
+
+
+def test_pushes_follow_the_policy_and_reports_the_probes(
+    tmp_path: Path,
+) -> None:
+    """With probes each millisecond: a reading is stale after 20."""
+    fast = Centre(tmp_path, routing={"stale_ns": 20 * MS})
+    stranger = Stranger(fast)
+    for dt_ms, pushed in ((5, 1), (4, 1), (1, 2), (5, 3)):
+        stranger.channel.send(stranger.report(RECORD, epoch=fast.count("epoch")))
+        fast.turn(dt_ms * MS)
+        assert fast.count("pushed") == pushed
+    stranger.channel.close()
+    fast.decider.close()
+    said = {"readings": str(tmp_path / "agent"), "rate_hz": 1000, "decider": "127.0.0.1:1"}
+    clocks = Clocks()
+    reporter = _reporter(probe_config(said), KEY, clocks.clock, clocks.wall)
+    assert reporter is not None
+    before = reporter.due_ns
+    reporter.turn(lambda path: Reading())
+    assert reporter.due_ns - before == 5 * MS
+    reporter.close()
 
 
 def test_readings_that_come_too_old_are_counted_and_said_once(

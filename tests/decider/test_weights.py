@@ -130,6 +130,15 @@ def test_others_links_are_no_news_and_take_no_turn(table: Table) -> None:
     assert all(not link.startswith("others") for link, _, _ in recorder.told)
 
 
+def test_a_note_is_no_block_and_takes_no_turn(table: Table) -> None:
+    feed = table.feed(Recorder(), most=1)
+    for _ in range(3):
+        table.put(0, Entry("a", 0.5, 0, 1))
+        table.writer.note(0, {"version": table.version})
+        assert feed.poll() == 1
+    assert feed.poll() == 0
+
+
 def test_a_router_counts_no_links_that_it_was_not_meant_to_have(table: Table) -> None:
     chooser = router(stale_ns=STALE_NS)
     table.put(0, Entry("up", 0.9, 0, 1), Entry("elsewhere", 0.9, 0, 1))
