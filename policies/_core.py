@@ -18,7 +18,7 @@ MOVE_BURST = 2.0  # moves that a flow may have saved up; more would let a quiet 
 HASH_MASK = 0x7FFFFFFF
 USUAL_FACTOR = 2.5  # an interval within it is usual: jitter is, and one missing reading
 CLOSER = 0.25  # of a shorter one, by which the usual shrinks: no burst passes for it
-LONGER = 3.0  # times the usual, as much as a longer one makes of it
+LONGER = 3.0  # times the usual is what a longer one makes of it
 
 
 def holt_update(
@@ -53,17 +53,15 @@ def holt_update(
         return level, slope, usual_ns
     if level != level:
         return reading, NAN, usual_ns
-    soon = dt_ns == 0 or dt_ns * USUAL_FACTOR < usual_ns
-    if soon and slope != slope:
-        return level + level_gain * (reading - level), slope, usual_ns - CLOSER * dt_ns
+    rise = slope if slope == slope else 0.0
+    predicted = level + rise * dt_ns
+    updated = predicted + level_gain * (reading - predicted)
+    if dt_ns == 0 or dt_ns * USUAL_FACTOR < usual_ns:
+        return updated, slope, usual_ns - CLOSER * dt_ns
     if slope != slope:
         return reading, (reading - level) / dt_ns, float(dt_ns)
     if dt_ns > usual_ns * USUAL_FACTOR:
-        return reading, (reading - level) / dt_ns, min(float(dt_ns), usual_ns * LONGER)
-    predicted = level + slope * dt_ns
-    updated = predicted + level_gain * (reading - predicted)
-    if soon:
-        return updated, slope, usual_ns - CLOSER * dt_ns
+        return reading, (reading - level) / dt_ns, usual_ns * LONGER
     return updated, slope + slope_gain * ((updated - level) / dt_ns - slope), float(dt_ns)
 
 

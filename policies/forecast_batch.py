@@ -128,7 +128,7 @@ class ForecastTable:
         with np.errstate(invalid="ignore"):
             rising = self.slope > 0.0
         peak = np.where(rising, self.level + self.slope * horizon_ns, self.level)
-        peak[peak < 0.0] = 0.0
+        np.maximum(peak, 0.0, out=peak)
         if self._marked:
             peak = self._with_marks(peak)
         if self._bursts is not None:
@@ -151,7 +151,7 @@ class ForecastTable:
         self.slope = slope + self._routing.slope_gain * ((updated - level) / dt - slope)
         self.level = updated
         self.at_ns = np.full(level.shape, at_ns)
-        self.usual_ns = np.full(level.shape, float(dt))
+        self.usual_ns.fill(dt)
         self._even_ns, self._even_usual_ns = at_ns, float(dt)
         return True
 
@@ -202,7 +202,7 @@ class ForecastTable:
         new_slope = slope + slope_gain * ((updated - level) / span - slope)
         new_slope = np.where(anew, (readings - level) / span, new_slope)
         new_slope = np.where(first | soon, slope, new_slope)
-        new_usual = np.where(late, np.minimum(dt, usual * LONGER), dt)
+        new_usual = np.where(late, usual * LONGER, dt)
         new_usual = np.where(first, usual, np.where(soon, usual - CLOSER * dt, new_usual))
         self.level = np.where(taken, np.where(anew, readings, updated), level)
         self.slope = np.where(taken, new_slope, slope)
