@@ -205,6 +205,8 @@ class Decider:
         out = ends(self.address, peer)
         host = self._hosts.get(out) or self._welcome(report, peer, out)
         if host is None:
+            if not self._counts["hosts_refused"]:
+                _LOG.warning("xtune: no room for %s, beside %d hosts", report.host, MOST_HOSTS)
             self._counts["hosts_refused"] += 1
             return
         new = self._windows[out].take(report.sequence, report.stamp_ns)

@@ -268,7 +268,9 @@ def test_outcomes_that_came_too_many_at_once_are_counted_but_not_at_first() -> N
     assert matrix.take("h0", "h0", answered("x", 1000), MS) == 0  # of before this decider
     assert matrix.take("h0", "h0", answered("x", 1064), MS) == 0
     assert matrix.take("h0", "h0", answered("x", 1129), MS) == 1
-    for finished in (2**31, 2**32 - 1):  # as far ahead as counts can tell
+    with pytest.raises(Late):
+        matrix.take("h0", "h0", answered("x", 1129 + 2**31), MS)
+    for finished in (1128 + 2**31, 2**32 - 1):  # as far ahead as counts can tell
         assert matrix.take("h0", "h0", answered("x", finished), MS) > 0
     assert matrix.take("h0", "h0", answered("x", 3), MS) == 0  # counted modulo 2**32
 

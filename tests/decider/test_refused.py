@@ -162,19 +162,21 @@ def test_of_those_who_left_the_first_is_forgotten_first(
 
 
 def test_no_more_hosts_than_there_is_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "MOST_HOSTS", 2)
     centre = Centre(tmp_path)
     strangers = [Stranger(centre) for _ in range(3)]
-    for one in strangers:
-        one.channel.send(one.report(RECORD, epoch=centre.count("epoch")))
-    centre.turn(0)
-    assert (centre.count("hosts"), centre.count("hosts_refused")) == (2, 1)
+    with caplog.at_level(logging.WARNING):
+        for one in (*strangers, strangers[2]):
+            one.channel.send(one.report(RECORD, epoch=centre.count("epoch")))
+        centre.turn(0)
+    assert (centre.count("hosts"), centre.count("hosts_refused")) == (2, 2)
+    assert caplog.text.count("no room for s, beside 2 hosts") == 1
     centre.turn(4 * S)  # the first two are silent, and forgotten
     strangers[2].channel.send(strangers[2].report(RECORD, epoch=centre.count("epoch")))
     centre.turn(0)
-    assert (centre.count("hosts"), centre.count("hosts_refused")) == (1, 1)
+    assert (centre.count("hosts"), centre.count("hosts_refused")) == (1, 2)
     centre.decider.close()
     for one in strangers:
         one.channel.close()
