@@ -6,11 +6,12 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtune.policies import Bus, Policy, Router, make_forecaster, preset
+from xtune.policies import Bus, ForecastTable, Policy, Router, make_forecaster, preset
 from xtune.policies.presets import with_probes
 from xtune.policies.spec import Routing
 
@@ -115,6 +116,27 @@ def test_another_rate_becomes_usual(before_ns: int, after_ns: int, count: int) -
         forecaster.update(0.2 + per_ns * (at_ns - begun_ns), at_ns)
     assert forecaster.slope == pytest.approx(per_ns, rel=0.01)
     assert forecaster.level == pytest.approx(0.2 + per_ns * (at_ns - begun_ns), rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_learns_each_links_interval_as_one_by_one(seed: int) -> None:
+    """Links that miss some of the readings, between stretches in which all have all."""
+    rng, routing = np.random.default_rng(seed), PROBED.routing
+    table, singles = ForecastTable(3, routing), [make_forecaster(routing) for _ in range(3)]
+    at_ns, apart = 10**12, 0
+    for step in range(600):
+        at_ns += int(rng.choice([10 * MS] * 6 + [0, 30_000, 11 * MS, 20 * MS, 30 * MS]))
+        readings = rng.random(3)
+        if step // 10 % 2:
+            readings[rng.random(3) < 0.4] = np.nan
+        table.update(readings, at_ns)
+        for single, reading in zip(singles, readings, strict=True):
+            single.update(float(reading), at_ns)
+        for name in ("level", "slope", "usual_ns"):
+            expected = [getattr(single, name) for single in singles]
+            np.testing.assert_array_equal(getattr(table, name), expected)
+        apart += len(set(table.usual_ns)) > 1
+    assert 50 < apart < 550
 
 
 def test_a_line_that_falls_below_empty_is_an_empty_queue_everywhere() -> None:
