@@ -62,7 +62,7 @@ def shared_bus(bus: Bus | None, steering: Steering | None) -> Bus:
 
 def word(rails: Sequence[Rail], timeout_s: float, obstacle: int) -> list[int]:
     """What ranks compare of their rails: how many, the timeout in ms, what stands against them."""
-    return [len(rails), round(timeout_s * 1000) if rails else 0, obstacle]
+    return [len(rails), round(timeout_s * 1000), obstacle]
 
 
 def obstacle(rails: Sequence[Rail], steering: Steering | None) -> str | None:

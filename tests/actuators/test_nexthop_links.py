@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, Fabric, inside, run, until
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, inside, run, until
 from xtune.policies.actuators.base import Refused
 from xtune.policies.actuators.nexthop import LOOK_S, Gateway, NexthopGroup
 
 PATHS = [Gateway(address=a, device=d) for a, d in zip(GATEWAYS, DEVICES, strict=True)]
 LONG_S = 120.0  # a lease that no test here outlives
 ELSEWHERE = "198.19.0.0/16"
+HASH_POLICY = Path("/proc/sys/net/ipv4/fib_multipath_hash_policy")
 PORTS = list(range(50000, 50040))
 
 
@@ -104,6 +106,27 @@ def test_what_went_with_all_links_is_made_again(fabric: Fabric, fault: str) -> N
     assert state(fabric) == before
 
 
+def test_a_route_that_could_not_be_made_again_is_tried_again(fabric: Fabric) -> None:
+    """The group comes back, the route's own source address a little later."""
+    before = state(fabric)
+
+    def work() -> None:
+        with NexthopGroup(f"{HOST}/32", PATHS, lease_s=LONG_S) as actuator:
+            actuator.apply([0, 1])
+            run(fabric.leaf1, f"addr del {OWN}/32 dev lo")
+            links(fabric, "interface", [1], "down")
+            until(lambda: nexthops(fabric) <= 1)
+            links(fabric, "interface", [1], "up")
+            until(lambda: not taken(actuator, [0, 1]) and nexthops(fabric) >= 2)
+            assert HOST not in state(fabric) and not actuator.renew()
+            run(fabric.leaf1, f"addr add {OWN}/32 dev lo")
+            actuator.apply([0, 1])
+            assert HOST in state(fabric) and actuator.renew()
+
+    inside(fabric.leaf1, work)
+    assert state(fabric) == before
+
+
 def test_a_group_starts_while_a_path_without_a_share_is_down(fabric: Fabric) -> None:
     def work() -> None:
         links(fabric, "interface", [1], "down")
@@ -129,6 +152,9 @@ def test_the_hash_stays_by_ports_until_the_last_group_ends(fabric: Fabric) -> No
         assert not second.renew()
         second.apply([1, 1])
         assert state(fabric).endswith("\n1\n") and second.renew()
+        HASH_POLICY.write_text("0\n")
+        second.apply([1, 1])  # looks by itself
+        assert state(fabric).endswith("\n1\n")
         until(lambda: state(fabric) == before)  # the second's leases expire
         second.apply([1, 1])
         assert second.expired == 1 and state(fabric).endswith("\n1\n")

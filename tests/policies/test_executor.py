@@ -191,6 +191,7 @@ def test_whatever_fails_is_said_once_and_stops_nobody(
         assert bad.shares == ([0.0, 1.0] if applies else [0.5, 0.5])
         assert executor.shares(("a", "b", 0)) == ([0.0, 1.0] if applies else None)
         assert executor.refused == (0 if applies else 3)
+        assert executor.applied == (2 if applies else 1)
     # The renewal is tried in each turn; the poll lost its only reading in the first.
     assert executor.failed == {"renew": 3, "undo": 1, "poll": 1}.get(where, 0)
     assert good.undone and bad.undone is (where != "undo")
