@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ._files import at_once
 from .decisions import SIZE_CAP_BYTES, log_path
 
 _LOG = logging.getLogger("xtune")
@@ -99,7 +100,7 @@ class LayerNorms:
             if not self._quiet:
                 self.path = log_path(str(path), rank=self._rank)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+                self._file = open(self.path, "ab", buffering=0, opener=at_once)  # noqa: SIM115
                 self._size = os.fstat(self._file.fileno()).st_size
         except Exception as error:  # never the training job's loss
             self._fail(error)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.probe.helpers import KEY
 from xtune.policies.decider.config import make_config
 from xtune.policies.decider.weights import WeightsFeed, WeightsWriter
 from xtune.policies.decisions import DecisionLog
+from xtune.policies.layer_norms import LayerNorms
 from xtune.policies.probe.config import load_config
 from xtune.policies.probe.feed import Feed
 from xtune.policies.probe.log import ProbeLog
@@ -95,10 +97,14 @@ def test_a_writer_takes_the_place_of_a_pipe_but_not_of_its_lock(
     assert not (tmp_path / "t").exists()
 
 
-def test_a_decision_log_that_is_a_pipe_ends_the_log_alone(pipe: Path) -> None:
+def test_a_jobs_log_that_is_a_pipe_ends_the_log_alone(pipe: Path) -> None:
     log = DecisionLog(pipe)
     log.change(1, "path", 0, 1)
-    assert log.error is not None and (log.written, log.dropped) == (0, 1)
+    os.mkfifo(pipe.with_name("pipe.rank0"))
+    norms = LayerNorms(torch.nn.Linear(1, 1), pipe, rank=0)
+    norms.step()
+    for one in (log, norms):
+        assert one.error is not None and (one.written, one.dropped) == (0, 1)
 
 
 def test_a_source_that_is_a_pipe_is_a_failed_one(pipe: Path) -> None:
