@@ -199,7 +199,7 @@ def test_the_study_runs_and_says_what_it_found(
     monkeypatch.setattr(forecast_quality, "BUFFERS", {"1 MB": 1_000_000})
     monkeypatch.setattr(forecast_quality, "CASES", ((10_000, 0.0), (50_000, 0.05)))
     out = tmp_path / "f.json"
-    assert forecast_quality.main(["--seed", "5", "--scale", "0.03", "--out", str(out)]) == 0
+    assert forecast_quality.main(["--seed", "5", "--scale", "0.05", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     cases = {(row["trace"], row["every_us"], row["noise"]) for row in rows}
     assert len(cases) == 3 * 2 and len(rows) == len(cases) * len(METHODS)
