@@ -24,6 +24,7 @@ from .packet import MOST_BLOCKS, MOST_BODY_BYTES, Entry, split_body, unpack_body
 
 _HEAD = struct.Struct("=QQqI")  # epoch, version, when its ages were true, bytes
 _ROOM = MOST_BODY_BYTES
+POLL_BLOCKS = 8  # in one call of a feed, which a job makes before it sends: a quarter of a ms
 FORM = Form(b"xtuneWGT", 1, "link weights", _HEAD.size + _ROOM)
 
 
@@ -188,7 +189,7 @@ class WeightsFeed(Follower[WeightsReader]):
         clock: Callable[[], int] = time.monotonic_ns,
         *,
         stale_ns: int = STALE_NS,
-        most: int = MOST_BLOCKS,
+        most: int = POLL_BLOCKS,
     ) -> None:
         super().__init__(lambda: WeightsReader(path, clock, stale_ns=stale_ns), clock)
         self._most = _at_least_one(most)

@@ -17,6 +17,7 @@ from xtune.policies import Router, preset, replace_fields
 from xtune.policies.decider.packet import MOST_BLOCKS, Entry, pack_body
 from xtune.policies.decider.weights import (
     FORM,
+    POLL_BLOCKS,
     Block,
     WeightsFeed,
     WeightsReader,
@@ -326,4 +327,7 @@ def test_room_for_every_block(table: Table) -> None:
     recorder = Recorder()
     for number in range(MOST_BLOCKS):
         table.put(number, Entry(f"link-{number}", 0.5, 0, 1))
-    assert table.feed(recorder).poll() == MOST_BLOCKS
+    feed = table.feed(recorder)
+    counts = [feed.poll() for _ in range(MOST_BLOCKS // POLL_BLOCKS + 1)]
+    assert counts == [POLL_BLOCKS] * (MOST_BLOCKS // POLL_BLOCKS) + [0]
+    assert table.feed(recorder).poll(MOST_BLOCKS) == MOST_BLOCKS
