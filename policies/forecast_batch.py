@@ -64,12 +64,7 @@ class ForecastTable:
             marks: Share of packets with a congestion mark 0..1, shape (links,), NaN where missing.
         """
         if self._compiled and marks is None and not self._marked and self._bursts is None:
-            routing = self._routing
-            alike = isinstance(at_ns, int)
-            _compiled_holt(alike)(
-                self.level, self.slope, self.usual_ns, self.at_ns, readings, at_ns,
-                routing.stale_ns, routing.level_gain, routing.slope_gain,
-            )  # fmt: skip
+            self._update_compiled(readings, at_ns)
             return
         if marks is None and isinstance(at_ns, int) and self._go_on(readings, at_ns):
             return
@@ -136,14 +131,33 @@ class ForecastTable:
             peak = np.where(~np.isnan(floor) & ~(peak >= floor), floor, peak)
         return peak
 
+    def _update_compiled(self, readings: Floats, at_ns: Times | int) -> None:
+        routing = self._routing
+        arrays = self.level, self.slope, self.usual_ns, self.at_ns, readings
+        gains = routing.level_gain, routing.slope_gain
+        alike = isinstance(at_ns, int)
+        dt = self._usual_step(at_ns)
+        if dt and _compiled_even()(*arrays, at_ns, float(dt), *gains):
+            even = True
+        else:
+            even = _compiled_holt(alike)(*arrays, at_ns, routing.stale_ns, *gains) and alike
+        self._even_ns = int(at_ns) if even else None
+        self._even_usual_ns = float(self.usual_ns[0]) if even else 0.0
+
+    def _usual_step(self, at_ns: Times | int) -> int:
+        """Time since the last readings, where all links had them then; 0 where unusual."""
+        if self._even_ns is None or not isinstance(at_ns, int):
+            return 0
+        dt, usual_ns = at_ns - self._even_ns, self._even_usual_ns
+        usual = usual_ns <= dt * USUAL_FACTOR and dt <= usual_ns * USUAL_FACTOR
+        return dt if usual and 0 < dt <= self._routing.stale_ns else 0
+
     def _go_on(self, readings: Floats, at_ns: int) -> bool:
         """Holt's method where nothing is missing, new, or unusual, for a third of the time."""
-        if self._even_ns is None or self._marked or self._bursts is not None:
+        if self._marked or self._bursts is not None:
             return False
-        dt = at_ns - self._even_ns
-        usual_ns = self._even_usual_ns
-        usual = usual_ns <= dt * USUAL_FACTOR and dt <= usual_ns * USUAL_FACTOR
-        if not (usual and 0 < dt <= self._routing.stale_ns) or np.isnan(readings).any():
+        dt = self._usual_step(at_ns)
+        if not dt or np.isnan(readings).any():
             return False
         level, slope = self.level, self.slope
         updated = level + slope * dt
@@ -258,10 +272,12 @@ def _holt_loop(holt: Callable[..., Any], when: Callable[..., Any]) -> Callable[.
     def run(  # type: ignore[no-untyped-def]
         level, slope, usual, at_ns, readings, at, stale, level_gain, slope_gain
     ):  # fmt: skip
+        even = len(level) > 0  # all have this reading, a slope, and one usual time
         for i in range(len(level)):
             now, reading, before, rise = when(at, i), readings[i], level[i], slope[i]
             dt = now - at_ns[i] if before == before else 0
             if reading != reading or -stale <= dt < 0:
+                even = False
                 continue
             if abs(dt) > stale:
                 before = rise = np.nan
@@ -270,8 +286,33 @@ def _holt_loop(holt: Callable[..., Any], when: Callable[..., Any]) -> Callable[.
                 before, rise, usual[i], reading, dt, level_gain, slope_gain
             )
             at_ns[i] = now
+            even = even and slope[i] == slope[i] and usual[i] == usual[0]
+        return even
 
     return run
+
+
+@cache
+def _compiled_even() -> Callable[..., Any]:
+    return import_module("numba").njit(_go_on)  # type: ignore[no-any-return]
+
+
+def _go_on(level, slope, usual, at_ns, readings, at, dt, level_gain, slope_gain):  # type: ignore[no-untyped-def]
+    """As `ForecastTable._go_on`, without a branch a link; False where a reading is missing."""
+    missing = False
+    for i in range(len(readings)):
+        missing |= readings[i] != readings[i]
+    if missing:
+        return False
+    for i in range(len(level)):
+        before, rise = level[i], slope[i]
+        updated = before + rise * dt
+        updated = updated + level_gain * (readings[i] - updated)
+        slope[i] = rise + slope_gain * ((updated - before) / dt - rise)
+        level[i] = updated
+        usual[i] = dt
+        at_ns[i] = at
+    return True
 
 
 @cache

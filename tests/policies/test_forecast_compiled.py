@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,3 +59,29 @@ def test_marks_and_a_schedule_are_heeded_by_a_compiled_table() -> None:
         table.expect(schedule)
         table.update(readings, 4000)
     np.testing.assert_array_equal(tables[0].peak(100), tables[1].peak(100))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [60_000, 120_000, 180_000, 180_000 + STALE_NS + 1],  # as usual, but stale
+        [10_000, 20_000, 30_000, 50_000, 57_000, 67_000],  # the usual time has become longer
+        [(80_000, 0), (90_000, 40_000), (100_000, 80_000), 110_000, 121_000],  # links that differ
+    ],
+    ids=["stale", "longer", "apart"],
+)
+def test_even_readings_are_taken_as_each_link_takes_its_own(times: list[Any]) -> None:
+    pytest.importorskip("numba")
+    tables = [ForecastTable(2, ROUTING, compiled=compiled) for compiled in (True, False)]
+    singles = [make_forecaster(ROUTING) for _ in range(2)]
+    rng = np.random.default_rng(3)
+    for at in times:
+        readings = rng.random(2)
+        each = (at, at) if isinstance(at, int) else at
+        for table in tables:
+            table.update(readings, at if isinstance(at, int) else np.array(at))
+        for single, reading, at_ns in zip(singles, readings, each, strict=True):
+            single.update(float(reading), at_ns)
+    for table in tables:
+        np.testing.assert_array_equal(table.level, [one.level for one in singles])
+        np.testing.assert_array_equal(table.slope, [one.slope for one in singles])
