@@ -28,7 +28,7 @@ _CONTEXT.set_forkserver_preload(["torch", "tests.compress.preload"])
 
 
 class Lines(logging.Handler):
-    """Keeps what the engine said on this rank."""
+    """Keeps what the engine said on this rank; for good, so not for a test's own process."""
 
     def __init__(self) -> None:
         super().__init__()
