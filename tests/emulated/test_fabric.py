@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -102,10 +103,11 @@ def test_nothing_is_left_after_the_end_nor_after_a_failure(fabric: Fabric) -> No
     fabric.close()
     assert not any((FOLDER / name).exists() for name in names)
     fabric.close()
-    before = set(FOLDER.iterdir())
+    of_this_process = f"*{os.getpid()}-*"  # other tests make theirs meanwhile
+    before = set(FOLDER.glob(of_this_process))
     with pytest.raises(NamespaceError, match="ip: "):
         Fabric(Shape(mtu=10**7))
-    assert set(FOLDER.iterdir()) <= before
+    assert set(FOLDER.glob(of_this_process)) <= before
 
 
 def test_what_a_killed_owner_left_is_removed_by_the_next(fabric: Fabric) -> None:
