@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import shutil
@@ -10,18 +9,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-T = TypeVar("T")
+from xtune.proofs.emulated.namespaces import inside
+
 HOST = "198.18.100.1"  # behind the second leaf
 OWN = "198.18.101.1"  # the first leaf's
 GATEWAYS = ("198.18.1.2", "198.18.2.2")  # the spines, as the first leaf sees them
 DEVICES = ("up1", "up2")
-_NEW_NETWORK = 0x40000000
 
 
 class Fabric:
@@ -115,19 +112,6 @@ def run(namespace: str, words: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stderr}"
     return done.stdout
-
-
-def inside(namespace: str, function: Callable[[], T]) -> T:
-    """Call a function on a thread that is in the namespace; others of this process are not."""
-
-    def enter() -> T:
-        with open(f"/run/netns/{namespace}") as file:
-            libc = ctypes.CDLL(None, use_errno=True)
-            assert libc.setns(file.fileno(), _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
-        return function()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(enter).result()
 
 
 def _forwarded() -> int:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.actuators.namespaces import Fabric, inside, run
+from tests.actuators.namespaces import Fabric, run
+from xtune.proofs.emulated.namespaces import inside
 
 ROOT = Path(__file__).parents[2]
 

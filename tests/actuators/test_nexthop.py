@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, inside, run, until
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, run, until
 from xtune.policies.actuators.base import Refused, Unavailable
 from xtune.policies.actuators.nexthop import Gateway, NexthopGroup, weights_of
 from xtune.policies.actuators.source_ports import spread
+from xtune.proofs.emulated.namespaces import inside
 
 ROOT = Path(__file__).parents[2]
 PATHS = [Gateway(address=a, device=d) for a, d in zip(GATEWAYS, DEVICES, strict=True)]

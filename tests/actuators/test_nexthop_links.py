@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, inside, run, until
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, run, until
 from xtune.policies.actuators.base import Refused
 from xtune.policies.actuators.nexthop import LOOK_S, Gateway, NexthopGroup
+from xtune.proofs.emulated.namespaces import inside
 
 PATHS = [Gateway(address=a, device=d) for a, d in zip(GATEWAYS, DEVICES, strict=True)]
 LONG_S = 120.0  # a lease that no test here outlives

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, Fabric, inside, run
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, Fabric, run
 from xtune.policies import Router, preset, replace_fields
 from xtune.policies.actuators.base import Actuator, Refused
 from xtune.policies.actuators.nexthop import Gateway, NexthopGroup
@@ -25,6 +25,7 @@ from xtune.policies.actuators.simulated import Simulated
 from xtune.policies.decisions import DecisionLog
 from xtune.policies.executor import RETRY_NS, Executor, unit_shares
 from xtune.policies.router import Flow
+from xtune.proofs.emulated.namespaces import inside
 
 FLOW = ("a", "b", 0)
 PATHS = {("a", "b"): [["one"], ["two"]]}

@@ -72,22 +72,31 @@ class Namespaces:
         return ["ip", "netns", "exec", self.names[node]]
 
     def inside(self, node: str, function: Callable[[], T]) -> T:
-        """Call a function on a thread that is in the namespace; others of this process are not."""
-
-        def enter() -> T:
-            with open(_FOLDER / self.names[node]) as file:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(file.fileno(), _NEW_NETWORK):
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code))
-            return function()
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(enter).result()
+        """See `inside`."""
+        return inside(self.names[node], function)
 
     def close(self) -> None:
         """Remove them, and with them all that was in them."""
         _remove([name for name in self.names.values() if (_FOLDER / name).exists()])
+
+
+def inside(name: str, function: Callable[[], T]) -> T:
+    """Call a function on a thread that is in a namespace; others of this process are not.
+
+    Raises:
+        OSError: There is no such namespace, or this process may not enter it.
+    """
+
+    def enter() -> T:
+        with open(_FOLDER / name) as file:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(file.fileno(), _NEW_NETWORK):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+        return function()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(enter).result()
 
 
 def leftovers() -> list[str]:
