@@ -47,7 +47,6 @@ class ForecastTable:
         self._bursts: _BurstPeaks | None = None
         # Of the last reading and between two, where they are those of all links, with a slope.
         self._even_ns: int | None = None
-        self._even_usual_ns = np.nan
         self._routing = routing
         window = routing.window_readings if routing.forecast == "slope" else 0
         self._values: Floats = np.zeros((window, links))
@@ -86,7 +85,7 @@ class ForecastTable:
             usual = self.usual_ns
             even = taken.all() and not np.isnan(self.slope).any() and (usual == usual[:1]).all()
             if isinstance(at_ns, int) and len(usual) and even:
-                self._even_ns, self._even_usual_ns = at_ns, float(usual[0])
+                self._even_ns = at_ns
         elif kind == "ewma":
             moved = self.level + self._routing.level_gain * (readings - self.level)
             new = np.where(np.isnan(self.level), readings, moved)
@@ -142,13 +141,12 @@ class ForecastTable:
         else:
             even = _compiled_holt(alike)(*arrays, at_ns, routing.stale_ns, *gains) and alike
         self._even_ns = int(at_ns) if even else None
-        self._even_usual_ns = float(self.usual_ns[0]) if even else 0.0
 
     def _usual_step(self, at_ns: Times | int) -> int:
         """Time since the last readings, where all links had them then; 0 where unusual."""
         if self._even_ns is None or not isinstance(at_ns, int):
             return 0
-        dt, usual_ns = at_ns - self._even_ns, self._even_usual_ns
+        dt, usual_ns = at_ns - self._even_ns, self.usual_ns[0]  # that of all of them
         usual = usual_ns <= dt * USUAL_FACTOR and dt <= usual_ns * USUAL_FACTOR
         return dt if usual and 0 < dt <= self._routing.stale_ns else 0
 
@@ -166,7 +164,7 @@ class ForecastTable:
         self.level = updated
         self.at_ns = np.full(level.shape, at_ns)
         self.usual_ns.fill(dt)
-        self._even_ns, self._even_usual_ns = at_ns, float(dt)
+        self._even_ns = at_ns
         return True
 
     def _restart(self, which: Mask) -> None:
