@@ -81,7 +81,12 @@ class Running:
         """Send a signal, wait for the end; status, stdout and all of stderr."""
         if signal is not None:
             self.process.send_signal(signal)
-        out, err = self.process.communicate(timeout=60)
+        try:
+            out, err = self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()  # or a later test gets its warnings
+            raise
         self.lines += err.splitlines()
         return self.process.returncode, out, "\n".join(self.lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.processes import ROOT
 from xtune.cli import _live
 from xtune.cli._live import LiveRun
 from xtune.cli._live_stop import Status, Stop
@@ -73,3 +76,18 @@ def test_a_tick_after_the_end_is_not_missed(seconds: float, missed: int, tmp_pat
     run = run_of(tmp_path, Slow(seconds))
     run.run(0.1, 0.3)
     assert (run.samples, run.missed) == (3 - missed, missed)
+
+
+def test_a_signal_at_any_moment_of_a_wait_ends_it() -> None:
+    script = """
+import random, signal
+from xtune.cli._live_stop import Stop
+random.seed(0)
+for _ in range(1000):
+    with Stop() as stop:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-4))
+        while not stop.wait(2e-5):
+            pass
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)

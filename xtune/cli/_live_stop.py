@@ -12,6 +12,7 @@ from typing import Any
 from xtune.console import note, visible
 
 REPORT_S = 60.0  # a line in a log, where no terminal shows a status line
+_LOOK_S = 0.1  # a request to stop is seen within
 
 
 class Stop:
@@ -22,7 +23,6 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
         self._before: dict[int, Any] = {}
         self.asked = False
 
@@ -47,15 +47,16 @@ class Stop:
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until somebody asks to stop; whether somebody did."""
-        if seconds > 0:
-            self._event.wait(seconds)
+        until = time.monotonic() + seconds
+        while not self.asked and (left := until - time.monotonic()) > 0:
+            # A handler must not touch what the wait may hold: an Event's set waits for itself.
+            time.sleep(min(left, _LOOK_S))
         return self.asked
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._event.set()
 
 
 class Status:
