@@ -1,10 +1,20 @@
 """Studies: searches over a policy's fields, resumable and the same for any number of workers."""
 
-from xtune.studies._base import Study, all_studies, find_study
+from xtune.studies._base import (
+    Constraint,
+    Dimension,
+    Objective,
+    Study,
+    all_studies,
+    find_study,
+)
 from xtune.studies._result import load_result, with_provenance
 from xtune.studies._run import Options, Progress, compare, latest_calibration, run_study
 
 __all__ = [
+    "Constraint",
+    "Dimension",
+    "Objective",
     "Options",
     "Progress",
     "Study",
