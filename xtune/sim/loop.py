@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtune.policies.compress import wire
 from xtune.policies.controller import Controller
@@ -24,7 +25,9 @@ from xtune.sim.calibration import Calibration
 from xtune.sim.network import CLEAR, Network, State, scope_notes
 from xtune.sim.response import Response
 from xtune.sim.routing_side import RoutingSide
-from xtune.sim.workload import Workload
+from xtune.sim.workload import Wire, Workload
+
+F64 = NDArray[np.float64]
 
 # A run ends where it has made the progress of ``iterations`` uncompressed ones, or after this many
 # times as many: then it has not reached the target.
@@ -71,6 +74,15 @@ class Run:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One simulated iteration: when it began, how long it took, and the plan in force."""
+
+    start_s: float
+    seconds: float
+    plan: Plan
+
+
 def simulate(
     policy: Policy,
     calibration: Calibration,
@@ -80,6 +92,7 @@ def simulate(
     cache_dir: Path | None = None,
     cache: PhaseCache | None = None,
     link_gbps: float | None = None,
+    trace: list[Step] | None = None,
 ) -> Run:
     """Train until the progress of ``iterations`` uncompressed iterations is made.
 
@@ -92,12 +105,13 @@ def simulate(
         cache: Sampled phases of this process; overrides ``cache_dir``.
         link_gbps: Rate that the job tells its engine at ``attach``; None, the default there, lets
             the engine judge slowness by the best it has seen.
+        trace: Takes each iteration, for who wants more than figures of all.
 
     Returns:
         The run. It depends on the arguments alone, not on process, order or cache.
     """
     phases = cache or PhaseCache(cache_dir)
-    return _Loop(policy, calibration, seed, iterations, phases, link_gbps).run()
+    return _Loop(policy, calibration, seed, iterations, phases, link_gbps).run(trace)
 
 
 class _Loop:
@@ -131,11 +145,12 @@ class _Loop:
             else None
         )
         self._times: dict[tuple[str, int, State, int], float] = {}
+        self._buckets_times: dict[tuple[int, State, int], F64] = {}
         self._ready = self._ready_shares()
-        self.completions: list[float] = []
+        self.completions: list[F64] = []
 
-    def run(self) -> Run:
-        """All iterations, and the figures of them."""
+    def run(self, trace: list[Step] | None = None) -> Run:
+        """All iterations, and the figures of them; ``trace`` takes each."""
         c = self.calibration
         limit = math.ceil(MOST_STEPS * self.iterations)
         random = np.random.default_rng([self.seed, 0x100])
@@ -147,7 +162,7 @@ class _Loop:
         now = progress = 0.0
         sent = regulations = changes = step = 0
         rungs: dict[int, int] = {}
-        comm_total = 0.0
+        comm_total = compute_total = 0.0
         loss: float | None = None
         before = controller.plan
         while progress < self.iterations and step < limit:
@@ -157,10 +172,10 @@ class _Loop:
                 changes += 1
                 now += c["change_s"]
             before = plan
-            took, comm_s = self._iteration(
-                plan, now, compute_s * math.exp(jitter_sigma * jitter[step])
-            )
+            computed = compute_s * math.exp(jitter_sigma * jitter[step])
+            took, comm_s = self._iteration(plan, now, computed)
             now += took
+            compute_total += computed
             traffic = workload.under(plan)
             sent += traffic.total_bytes
             comm_total += comm_s
@@ -170,6 +185,8 @@ class _Loop:
             gain = self.response.progress(plan, step)
             last = progress
             progress += gain
+            if step == self.iterations - 1:  # every policy gets here: no gain is over 1
+                lost = self._loss(progress) - self._loss(self.iterations)
             loss = self._loss(progress) + c["loss_noise"] * loss_noise[step]
             controller.observe(
                 step,
@@ -180,6 +197,8 @@ class _Loop:
                 step_s=now - started,
             )
             trained = now
+            if trace is not None:
+                trace.append(Step(start_s=started, seconds=now - started, plan=plan))
             if self.compressing and controller.due(step):
                 if self.routing_side is not None:
                     size = traffic.bucket_bytes[-1]
@@ -196,7 +215,7 @@ class _Loop:
         share = (self.iterations - last) / gain if reached else 0.0
         end_s = started + share * (trained - started) if reached else math.inf
         steps_to_target = step - 1 + share if reached else math.inf
-        done = np.array(self.completions)
+        done = np.concatenate(self.completions)
         metrics = {
             "time_to_target_s": end_s,
             "mean_step_s": now / step,
@@ -204,6 +223,8 @@ class _Loop:
             "steps_to_target": steps_to_target,
             "extra_steps": steps_to_target / self.iterations - 1.0,
             "mean_comm_s": comm_total / step,
+            "exposed_share": 1.0 - compute_total / now,
+            "perplexity_penalty": math.expm1(lost),
             "ratio_vs_bf16": 1.0 - sent / (step * workload.bf16_bytes),
             "ratio_vs_fp32": 1.0 - sent / (step * workload.fp32_bytes),
             "jitter_s": float(np.quantile(done, 0.999) - np.median(done)),
@@ -220,28 +241,49 @@ class _Loop:
     def _iteration(self, plan: Plan, start: float, compute_s: float) -> tuple[float, float]:
         """Seconds of one iteration from its start, and the sum of its buckets' times."""
         traffic = self.workload.under(plan)
-        end = comm = 0.0
-        for share, size, codec in zip(
-            self._ready, traffic.bucket_bytes, traffic.codec_s, strict=True
-        ):
-            ready = compute_s * share
-            begin = max(ready, end)
-            takes = self._transfer(traffic.patterns, size, start + begin) + codec
-            end = begin + takes
-            comm += takes
-            self.completions.append(end - ready)
-        return max(compute_s, end), comm
+        ready = compute_s * self._ready
+        stretch = self.background.at(start)
+        takes = self._steady(traffic, stretch.state, stretch.place % SAMPLES)
+        ends = finish_times(ready, takes)
+        if start + ends[-1] >= stretch.end_s:
+            takes = self._changing(traffic, start, ready)
+            ends = finish_times(ready, takes)
+        self.completions.append(ends - ready)
+        return max(compute_s, float(ends[-1])), float(takes.sum())
+
+    def _steady(self, traffic: Wire, state: State, place: int) -> F64:
+        """Seconds of each bucket while the background stays as it is."""
+        key = (id(traffic), state, place)  # the workload keeps every traffic that it made
+        if key not in self._buckets_times:
+            patterns = traffic.patterns
+            takes = [
+                self.latency_s + sum(self._phase(p, n // len(patterns), state, place)
+                                     for p in patterns)
+                for n in traffic.bucket_bytes
+            ]  # fmt: skip
+            self._buckets_times[key] = np.array(takes) + np.array(traffic.codec_s)
+        return self._buckets_times[key]
+
+    def _changing(self, traffic: Wire, start: float, ready: F64) -> F64:
+        """Seconds of each bucket where the background changes during the iteration."""
+        takes, end = [], 0.0
+        for at, size, codec in zip(ready, traffic.bucket_bytes, traffic.codec_s, strict=True):
+            begin = max(float(at), end)
+            takes.append(self._transfer(traffic.patterns, size, start + begin) + codec)
+            end = begin + takes[-1]
+        return np.array(takes)
 
     def _transfer(self, patterns: tuple[str, ...], size: int, at_s: float) -> float:
         """Seconds of one bucket that starts at a time: its patterns one after the other."""
         end = at_s
         for pattern in patterns:
             stretch = self.background.at(end)
-            end += self._phase(pattern, size // len(patterns), stretch.state, stretch.place)
+            end += self._phase(
+                pattern, size // len(patterns), stretch.state, stretch.place % SAMPLES
+            )
         return self.latency_s + (end - at_s)
 
     def _phase(self, pattern: str, size: int, state: State, place: int) -> float:
-        place %= SAMPLES
         key = (pattern, size, state, place)
         found = self._times.get(key)
         if found is None:
@@ -264,11 +306,11 @@ class _Loop:
             return c["loss_floor"] + c["loss_scale"] * fallen
         return c["loss_floor"] + c["loss_scale"] * math.exp(-progress * c["loss_exponent"])
 
-    def _ready_shares(self) -> list[float]:
+    def _ready_shares(self) -> F64:
         """Share of the compute time after which each bucket is ready."""
         buckets = len(self.workload.buckets)
         first = self.calibration["first_bucket_share"]
-        return [first + (1.0 - first) * i / max(1, buckets - 1) for i in range(buckets)]
+        return first + (1.0 - first) * np.arange(buckets) / max(1, buckets - 1)
 
     def _latency_s(self) -> float:
         """A tree over all ranks and back, at most half of a measured collective."""
@@ -283,3 +325,14 @@ class _Loop:
         static = Phases(self.network, Routing(mode="static"), cache)
         clean = [static.seconds("ring", round(payload), CLEAR, k) for k in range(SAMPLES)]
         return (c["collective_s"] - self.latency_s) / float(np.mean(clean))
+
+
+def finish_times(ready: F64, takes: F64) -> F64:
+    """When each transfer ends that starts once it is ready and the one before it has ended.
+
+    Args:
+        ready: When each may start at the earliest, in seconds.
+        takes: Seconds of each.
+    """
+    behind = np.cumsum(takes)
+    return np.maximum.accumulate(ready - (behind - takes)) + behind
