@@ -79,6 +79,7 @@ class State:
         self.paused = np.zeros(queues, dtype=np.uint8)
         self.pauses = np.zeros(queues, dtype=np.int64)
         self.stopped = np.zeros(queues, dtype=np.int64)
+        self.ended = np.zeros(fabric.hosts)  # when a receiver's link was last in use, ns
         self.nodes = np.empty(_FIRST_NODES * k.NODE_SIZE, dtype=np.uint32)
         # numpy draws the paths, the kernel the packets: two streams of one seed.
         paths, packets = np.random.SeedSequence(seed).spawn(2)
@@ -236,7 +237,7 @@ class State:
                 self.flow_u, self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,
-                self.paths, self.pairs, self.budgets,
+                self.paths, self.pairs, self.budgets, self.ended,
             )  # fmt: skip
             if ended == k.STUCK:
                 raise UsageError(

@@ -131,12 +131,13 @@ def _compile(stamp: int) -> Callable[..., int]:
         f64[:, ::1], f64[:, ::1], f64[:, ::1], i64[::1],  # links pending window times
         i64[:, :, ::1], i64[:, ::1],  # segments hist
         u32[:, ::1], i64[:, ::1], f64[::1],  # paths pairs budgets
+        f64[::1],  # ended
     )  # fmt: skip
 
     def advance(  # type: ignore[no-untyped-def]
         cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes, ends,
         flow_u, flow_i, flow_f, after_at, after, starts, start_step, wheel, active, counts,
-        links, pending, window, times, segments, hist, paths, pairs, budgets,
+        links, pending, window, times, segments, hist, paths, pairs, budgets, ended,
     ):  # fmt: skip
         cfg[STAMP] = stamp
         hosts, leaves, spines = cfg[HOSTS], cfg[LEAVES], cfg[SPINES]
@@ -236,12 +237,17 @@ def _compile(stamp: int) -> Callable[..., int]:
                                 nodes[moved + NEXT] = free
                                 free = moved
                                 live -= 1
+                                # Flows of two and of four hops keep steps that lie differently
+                                # in time. The link has one time: bytes after bytes.
+                                host = p - first_out
+                                at_ns = (step + clock) * dt + flow_f[f, EXTRA]
+                                at_ns = max(at_ns, ended[host] + size * pace * dt)
+                                ended[host] = at_ns
                                 flow_i[f, DELIVERED] += size
                                 if mode != STATIC:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     in_order(flow_i, segments, f, slot, size)
                                 if flow_i[f, DELIVERED] == flow_i[f, SIZE]:
-                                    at_ns = (step + min(clock, 1.0)) * dt + flow_f[f, EXTRA]
                                     _complete(
                                         cfg, flow_u, flow_i, flow_f, after_at, after, wheel,
                                         f, at_ns,
