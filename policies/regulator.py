@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._core import NAN, ewma_update, level_update
+from .learned_ratio import learned_rung
 from .plan import RungPlan
 from .spec import Policy
 
@@ -105,6 +106,9 @@ class Regulator:
         if len(self.plans) == 1:
             return Verdict(rung=0, level=level, ratio_cap=1.0, reason="compression is off")
         reasons = [f"level {level}"]
+        if compression.ratio_rule == "learned":
+            wanted, how = self._learned(next_step, level, rung, wanted, figures)
+            reasons.append(how)
         cap = self._ratio_cap(figures.available_share)
         while wanted > compression.rung_by_level[0] and self.plans[wanted].ratio > cap:
             wanted -= 1
@@ -128,6 +132,25 @@ class Regulator:
         return Verdict(
             rung=wanted, level=level, ratio_cap=cap, reason=", ".join(reasons), useless=useless
         )
+
+    def _learned(
+        self, next_step: int, level: int, rung: int, by_level: int, figures: Figures
+    ) -> tuple[int, str]:
+        """What the learned rule wants, or the rule by level where a figure is unknown; and why."""
+        found = learned_rung(
+            self._policy.compression.learned_weights,
+            by_level,
+            len(self.plans) - 1,
+            level=level,
+            slowdown=figures.slowdown,
+            available_share=figures.available_share,
+            gradient_change=figures.gradient_change,
+            rung=rung,
+            step=next_step,
+        )
+        if found is None:
+            return by_level, "a figure of the learned rule is unknown"
+        return found, f"learned rule wants {found}"
 
     def _ratio_cap(self, available_share: float | None) -> float:
         """Upper bound of the ratio (founding document L1): no more than the bandwidth asks for.

@@ -24,6 +24,7 @@ from ._fields import (
 from ._fields import PolicyError as PolicyError
 from .ladder import DEFAULT_LADDER, check_ladder, ladder_from_json
 from .ladder import Rung as Rung
+from .learned_ratio import WEIGHTS
 from .routing_parameters import Routing as Routing
 
 SCHEMA_VERSION = 1
@@ -44,6 +45,19 @@ class Compression:
     )
     rung_by_level: tuple[int, int, int, int] = parameter(
         (1, 2, 2, 3), "rung", "ladder index wanted at congestion level 0..3", low=0, high=15
+    )
+    ratio_rule: str = parameter(
+        "levels",
+        "1",
+        "what wants a rung: rung_by_level alone, or with it a network of learned_weights",
+        choices=("levels", "learned"),
+    )
+    learned_weights: tuple[float, ...] = parameter(
+        (0.0,) * WEIGHTS,
+        "1",
+        "ratio_rule learned: weights of the network; all 0 is the rule by level",
+        low=-100,
+        high=100,
     )
     head_share: float = parameter(
         0.35, "1", "share of elements, from the head down, that get bits_head", low=0, high=1
