@@ -157,6 +157,21 @@ def test_no_flow_and_no_port_is_faster_than_its_link(data: st.DataObject) -> Non
     port_bounds_hold(fabric, flows, result)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_no_receivers_line_is_beaten_by_near_and_far_flows_together(data: st.DataObject) -> None:
+    dt, gbps = (
+        data.draw(st.sampled_from([100, 500, 1000])),
+        data.draw(st.sampled_from([25.0, 400])),
+    )
+    fabric = LeafSpine(6, 2, 1, gbps, data.draw(st.sampled_from([0, 100, 2000])))
+    step = int(fabric.step_bytes(dt)[0])
+    src = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 5]), min_size=2, max_size=5))
+    size = data.draw(st.lists(st.integers(1, 8 * step), min_size=len(src), max_size=len(src)))
+    flows = build_flows(src, [0] * len(src), size).with_paths([0] * len(src))
+    port_bounds_hold(fabric, flows, run_phase(fabric, flows, dt_ns=dt))
+
+
 def test_near_and_far_flows_together_keep_to_the_receivers_line() -> None:
     # 12.5 B/ns: the near flow's first packet is there after one packet's time, and from then on
     # the line of host 4 is never idle.
