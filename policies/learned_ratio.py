@@ -51,7 +51,7 @@ def learned_rung(
         return None
     if not (math.isfinite(slowdown) and slowdown > 0.0 and 0.0 <= gradient_change < math.inf):
         return None
-    share = 1.0 / max(1.0, slowdown) if available_share is None else available_share
+    share = 1.0 / slowdown if available_share is None else available_share
     if not math.isfinite(share):
         return None
     inputs = (

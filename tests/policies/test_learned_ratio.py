@@ -177,6 +177,31 @@ def test_the_regulator_says_who_wanted_the_rung() -> None:
     assert (seeing.rung, seeing.reason) == (3, "level 0, learned rule wants 3")
 
 
+def test_it_takes_the_nearest_rung() -> None:
+    # An input of 1 through a weight of 1 is 1/2, a quarter of it 1/8, and that squashed 1/9.
+    up, down = only("one", 1.0, out=0.25), only("one", -1.0, out=0.25)
+    for top, moved in ((4, 0), (5, 1), (13, 1), (14, 2)):
+        assert learned_rung(up, 1, top, **GIVEN) == 1 + moved
+        assert learned_rung(down, 3, top, **GIVEN) == 3 - moved
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "low", "high"),
+    [("rung", 3.0, (1000, 0, 1), (1000, 3, 3)), ("age", 1.0, (201, 2, 1), (10**6, 2, 2))],
+)
+def test_the_regulator_tells_it_the_rung_and_the_iteration(
+    name: str, out: float, low: tuple[int, int, int], high: tuple[int, int, int]
+) -> None:
+    changes = {
+        "compression.ratio_rule": "learned",
+        "compression.learned_weights": only(name, 1.0, out=out),
+    }
+    made = Regulator(replace_fields(Policy(), changes), RUNGS)
+    for step, rung, wanted in (low, high):
+        figures = Figures(slowdown=1.0, gradient_change=0.1)
+        assert made.decide(step, rung, rung, 0, False, figures).rung == wanted
+
+
 @given(figures=figures_, held=st.booleans(), step=st.integers(0, 400), rung=st.integers(0, TOP))
 def test_every_cap_of_the_rule_holds(figures: Figures, held: bool, step: int, rung: int) -> None:
     # However much it wants: warm-up, the hold after a retreat, one rung a period, bandwidth.
