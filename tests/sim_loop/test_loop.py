@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.sim_loop.made import BUCKET_S, GBPS, made
 from xtune.policies.ladder import DEFAULT_LADDER, Rung
@@ -18,6 +20,7 @@ from xtune.policies.spec import Policy
 from xtune.sim import Run, simulate
 from xtune.sim.cache import PhaseCache
 from xtune.sim.calibration import Calibration
+from xtune.sim.loop import finish_times
 
 CACHE = PhaseCache()  # cells depend on their key alone, so tests may share them
 
@@ -50,6 +53,43 @@ def test_a_network_bound_step_by_hand() -> None:
     # First bucket after 5 ms, then four of 7 ms one after the other: 33 ms, whatever comes of it.
     r = run("static_dense", made(compute_s=0.01, step_s=0.005 + 4 * BUCKET_S))
     assert r.metrics["mean_step_s"] == pytest.approx(0.005 + 4 * BUCKET_S, rel=0.003)
+
+
+def test_shares_and_the_perplexity_that_is_left_by_hand() -> None:
+    dense = run("static_dense", made())
+    # Only the last bucket is exposed: of 0.1 s and one bucket, that bucket.
+    assert dense.metrics["exposed_share"] == pytest.approx(BUCKET_S / (0.1 + BUCKET_S), rel=0.01)
+    assert dense.metrics["perplexity_penalty"] == 0.0
+    # Every iteration is worth 1 / (1 + p): the loss after 200 of them is that of fewer.
+    c = made(early_penalty=0.0, penalty_drop=1.0)
+    drop = run("fixed_drop", c)
+    done = 200 / (1 + drop.metrics["extra_steps"])
+    left = 6.0 * ((done + 1) ** -0.3 - 201**-0.3)
+    assert drop.metrics["extra_steps"] > 0.01
+    assert drop.metrics["perplexity_penalty"] == pytest.approx(math.expm1(left), rel=1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=30),
+)
+def test_buckets_end_one_after_the_other(pairs: list[tuple[float, float]]) -> None:
+    end, expected = 0.0, []
+    for ready, takes in pairs:
+        end = max(end, ready) + takes
+        expected.append(end)
+    ready, takes = np.array(pairs).T
+    assert finish_times(ready, takes) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_a_background_that_changes_to_the_same_changes_nothing() -> None:
+    """Iterations within one stretch and those across its end take the same way to the time."""
+    still = run("compression_only", made())
+    broken = run(
+        "compression_only",
+        made(episode_rate_per_h=36_000.0, episode_length_s=0.05, episode_hit_share=0.0),
+    )
+    for name, value in still.metrics.items():
+        assert broken.metrics[name] == pytest.approx(value, rel=1e-12, abs=1e-15), name
 
 
 def test_measured_collective_time_scales_every_phase() -> None:

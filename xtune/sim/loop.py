@@ -162,7 +162,7 @@ class _Loop:
         now = progress = 0.0
         sent = regulations = changes = step = 0
         rungs: dict[int, int] = {}
-        comm_total = compute_total = 0.0
+        comm_total = compute_total = lost = 0.0
         loss: float | None = None
         before = controller.plan
         while progress < self.iterations and step < limit:
