@@ -35,6 +35,7 @@ def make_state(fabric: LeafSpine, routing: Routing) -> State:
 def choose(state: State, occupancy: list[float], step: int) -> int:
     """One reading of every path (on its uplink), then the kernel's choice of the next unit."""
     fabric = state.fabric
+    assert isinstance(fabric, LeafSpine)
     state.cfg[k.STEP] = step
     for spine, share in enumerate(occupancy):
         state.queued[fabric.uplink(0, spine)] = round(share * fabric.buffer_bytes)
@@ -44,7 +45,7 @@ def choose(state: State, occupancy: list[float], step: int) -> int:
     )  # fmt: skip
     _choices.start_unit(
         state.cfg, state.real, state.rng, state.ends, state.flow_u, state.flow_i,
-        state.links, state.segments, state.paths, state.pairs, state.budgets, 0,
+        state.links, state.segments, state.paths, state.pairs, state.budgets, state.route, 0,
     )  # fmt: skip
     return int(state.flow_u[0, k.PATH])
 

@@ -19,6 +19,7 @@ from xtune.sim._layout import (
     BINARY,
     BINS,
     BUFFER,
+    CHOICES,
     COLD,
     COLDEST,
     DELAY_STEPS,
@@ -47,6 +48,7 @@ from xtune.sim._layout import (
     MOVED_AT,
     MOVES,
     MOVES_PER_MS,
+    NIL,
     PAIRS,
     PATH,
     PEAK,
@@ -56,6 +58,7 @@ from xtune.sim._layout import (
     READINGS,
     REFILLED_AT,
     RISE,
+    ROW,
     SIZE,
     SLOPE,
     SLOPE_GAIN,
@@ -119,31 +122,42 @@ def in_order(flow_i, segments, f, slot, size):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def _path_peak(cfg, links, lane, leaf, spine, to_leaf):  # type: ignore[no-untyped-def]
-    """Forecast of a path: the worse of its uplink and its downlink."""
-    both = cfg[LEAVES] * cfg[SPINES]
-    up = links[lane * 2 * both + leaf * cfg[SPINES] + spine, PEAK]
-    down = links[lane * 2 * both + both + spine * cfg[LEAVES] + to_leaf, PEAK]
-    return down if down > up else up
+def _path_peak(cfg, links, route, ends, flow_u, f, path):  # type: ignore[no-untyped-def]
+    """Forecast of a flow's path: the worst of its ports between switches."""
+    at = np.int64(flow_u[f, LANE]) * (cfg[PORTS] - 2 * cfg[HOSTS])
+    if route.shape[0] == 0:
+        both, leaf = cfg[LEAVES] * cfg[SPINES], np.int64(ends[f, SRC_LEAF])
+        up = links[at + leaf * cfg[SPINES] + path, PEAK]
+        down = links[at + both + path * cfg[LEAVES] + ends[f, DST_LEAF], PEAK]
+        return down if down > up else up
+    worst = np.nan
+    for column in range(route.shape[1]):
+        port = route[flow_u[f, ROW] + path, column]
+        if port != NIL:
+            peak = links[at + np.int64(port) - cfg[HOSTS], PEAK]
+            if worst != worst or peak > worst:
+                worst = peak
+    return worst
 
 
 @numba.njit
-def _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f):  # type: ignore[no-untyped-def]
+def _binary(  # type: ignore[no-untyped-def]
+    cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, route, f
+):
     """Path of a unit by the binary choice, as ``Router`` of the engine makes it.
 
     Units go round the flow's pairs; within its pair a unit takes the primary, or a cold
     alternative while the primary is warned.
     """
-    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
     now = cfg[STEP] * cfg[DT]
     k = flow_i[f, UNITS] % cfg[PAIRS]
     flow_i[f, UNITS] += 1
     row = f * cfg[PAIRS] + k
     used, other = pairs[row, USED], np.nan
     on_alternative = used >= 0
-    primary = _path_peak(cfg, links, lane, leaf, paths[f, k], to_leaf)
+    primary = _path_peak(cfg, links, route, ends, flow_u, f, paths[f, k])
     if on_alternative:
-        other = _path_peak(cfg, links, lane, leaf, paths[f, used], to_leaf)
+        other = _path_peak(cfg, links, route, ends, flow_u, f, paths[f, used])
     elif not primary >= real[ENTER]:
         return paths[f, k]
     since = now - pairs[row, MOVED_AT]
@@ -156,7 +170,7 @@ def _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f):  
             if j == k or left == 0:
                 continue
             left -= 1
-            worth = _path_peak(cfg, links, lane, leaf, paths[f, j], to_leaf)
+            worth = _path_peak(cfg, links, route, ends, flow_u, f, paths[f, j])
             if worth < least:
                 used, other, least = j, worth, worth
                 if cfg[COLDEST] == 0:
@@ -174,19 +188,19 @@ def _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f):  
 
 
 @numba.njit
-def _emptier(cfg, rng, ends, flow_u, links, f):  # type: ignore[no-untyped-def]
-    """The emptier of two random spines (Mitzenmacher 2001)."""
-    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
-    one = _random(rng, cfg[SPINES])
-    if cfg[SPINES] == 1:
+def _emptier(cfg, rng, ends, flow_u, links, route, f):  # type: ignore[no-untyped-def]
+    """The emptier of two random paths (Mitzenmacher 2001)."""
+    count = np.int64(flow_u[f, CHOICES])
+    one = _random(rng, count)
+    if count == 1:
         return one
-    two = (one + 1 + _random(rng, cfg[SPINES] - 1)) % cfg[SPINES]
-    first = _path_peak(cfg, links, lane, leaf, one, to_leaf)
-    return two if _path_peak(cfg, links, lane, leaf, two, to_leaf) < first else one
+    two = (one + 1 + _random(rng, count - 1)) % count
+    first = _path_peak(cfg, links, route, ends, flow_u, f, one)
+    return two if _path_peak(cfg, links, route, ends, flow_u, f, two) < first else one
 
 
 @numba.njit
-def _flowlet(cfg, ends, flow_u, flow_i, links, paths, f):  # type: ignore[no-untyped-def]
+def _flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f):  # type: ignore[no-untyped-def]
     """After a gap the least loaded path of a flow, as ``Router`` of the engine takes it."""
     now, path = cfg[STEP] * cfg[DT], flow_u[f, PATH]
     gap = now - flow_i[f, ASKED]
@@ -195,10 +209,9 @@ def _flowlet(cfg, ends, flow_u, flow_i, links, paths, f):  # type: ignore[no-unt
     flow_i[f, UNITS] += 1
     if begun and gap < cfg[GAP]:
         return path
-    lane, leaf, to_leaf = flow_u[f, LANE], ends[f, SRC_LEAF], ends[f, DST_LEAF]
-    least = _path_peak(cfg, links, lane, leaf, path, to_leaf)
+    least = _path_peak(cfg, links, route, ends, flow_u, f, path)
     for j in range(paths.shape[1]):
-        worth = _path_peak(cfg, links, lane, leaf, paths[f, j], to_leaf)
+        worth = _path_peak(cfg, links, route, ends, flow_u, f, paths[f, j])
         if worth < least:
             path, least = paths[f, j], worth
     return path
@@ -206,7 +219,7 @@ def _flowlet(cfg, ends, flow_u, flow_i, links, paths, f):  # type: ignore[no-unt
 
 @numba.njit
 def start_unit(  # type: ignore[no-untyped-def]
-    cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, f
+    cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, route, f
 ):
     """The path of a flow's next unit, decided as it is enqueued."""
     flow_i[f, UNIT_LEFT] = cfg[UNIT]
@@ -217,13 +230,15 @@ def start_unit(  # type: ignore[no-untyped-def]
         return  # the receiver's reorder window is full: no new path now
     old = np.int64(flow_u[f, PATH])
     if mode == BINARY:
-        new = np.int64(_binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, f))
+        new = np.int64(
+            _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, route, f)
+        )
     elif mode == SPRAY:
-        new = _random(rng, cfg[SPINES])
+        new = _random(rng, np.int64(flow_u[f, CHOICES]))
     elif mode == FLOWLET:
-        new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, f))
+        new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f))
     else:
-        new = _emptier(cfg, rng, ends, flow_u, links, f)
+        new = _emptier(cfg, rng, ends, flow_u, links, route, f)
     if new == old:
         return
     flow_u[f, PATH] = new
@@ -240,10 +255,10 @@ def start_unit(  # type: ignore[no-untyped-def]
 
 @numba.njit
 def probe(cfg, real, queued, links, pending, window, times, hist):  # type: ignore[no-untyped-def]
-    """Read every leaf-spine queue; older readings reach the deciders after their delay."""
+    """Read every queue between switches; older readings reach the deciders after their delay."""
     step, every = cfg[STEP], cfg[PROBE_STEPS]
     first = cfg[HOSTS]
-    both = 2 * cfg[LEAVES] * cfg[SPINES]
+    both = cfg[PORTS] - 2 * first
     if step % every == 0:
         row = (step // every) % pending.shape[0]
         for k in range(both):

@@ -34,7 +34,7 @@ TICK = 1.0 / TICKS
 # ends: uint16 columns.
 SRC, DST, SRC_LEAF, DST_LEAF, ENDS = range(5)
 # flow_u: uint32 columns.
-PATH, RING, LANE, BACKGROUND, BEFORE = range(5)
+PATH, RING, LANE, BACKGROUND, BEFORE, ROW, CHOICES = range(7)
 FLOW_U = 8
 # flow_i: int64 columns.
 (

@@ -12,9 +12,9 @@ from xtune.errors import UsageError
 from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
 from xtune.sim._choices import MOVE_BURST
-from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
+from xtune.sim.fabric import PACKET_BYTES, Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import DRAW, Flows
-from xtune.sim.kernel import advance
+from xtune.sim.kernel import stepper
 
 MODES = {
     "static": k.STATIC,
@@ -54,7 +54,7 @@ class State:
 
     def __init__(
         self,
-        fabric: LeafSpine,
+        fabric: Fabric,
         flows: Flows,
         *,
         routing: Routing,
@@ -91,15 +91,21 @@ class State:
 
     def _fill_flows(self, rng: np.random.Generator, lanes: int) -> None:
         fabric, flows, n = self.fabric, self.flows, len(self.flows)
-        spines = fabric.spines
+        routes = fabric.routes(flows.src, flows.dst)
+        flows.check_paths(routes)
+        self.route = routes.table
+        self.first = np.array(fabric.stage_first, dtype=np.int64)
         # Drawn for every flow, so that a given path does not move the draws of the others.
-        primary = np.where(flows.spine == DRAW, rng.integers(0, spines, n), flows.spine)
-        self._fill_paths(rng, primary)
+        bound = np.where(routes.count > 1, routes.count, routes.count.max())
+        drawn = rng.integers(0, bound) % routes.count
+        primary = np.where(flows.spine == DRAW, drawn, flows.spine % routes.count)
+        self._fill_paths(rng, primary, routes.count)
         u = np.zeros((n, k.FLOW_U), dtype=np.uint32)
         self.ends = np.zeros((n, k.ENDS), dtype=np.uint16)
         self.ends[:, k.SRC], self.ends[:, k.DST] = flows.src, flows.dst
-        self.ends[:, k.SRC_LEAF] = flows.src // fabric.hosts_per_leaf
-        self.ends[:, k.DST_LEAF] = flows.dst // fabric.hosts_per_leaf
+        self.ends[:, k.SRC_LEAF] = fabric.leaf_of(flows.src)
+        self.ends[:, k.DST_LEAF] = fabric.leaf_of(flows.dst)
+        u[:, k.ROW], u[:, k.CHOICES] = routes.row, routes.count
         u[:, k.PATH] = primary
         u[:, k.RING] = k.NIL
         u[:, k.LANE] = flows.lane if lanes > 1 else 0
@@ -110,32 +116,37 @@ class State:
         i[:, k.START], i[:, k.RELEASE] = flows.start_ns, flows.release_ns
         f = np.full((n, k.FLOW_F), np.nan)
         # A fragment makes a hop a step; what the real path takes in addition, or less.
-        links = np.where(self.ends[:, k.SRC_LEAF] == self.ends[:, k.DST_LEAF], 2, 4)
-        real = {hops: fabric.latency_ns(hops) for hops in (2, 4)}
-        f[:, k.EXTRA] = np.where(links == 2, real[2], real[4]) - (links - 1) * self.dt_ns
+        for links in np.unique(routes.links):
+            extra = fabric.latency_ns(int(links)) - (int(links) - 1) * self.dt_ns
+            f[routes.links == links, k.EXTRA] = extra
         self.flow_u, self.flow_i, self.flow_f = u, i, f
 
-    def _fill_paths(self, rng: np.random.Generator, primary: NDArray[np.int64]) -> None:
-        """Spines of each flow in the order in which the engine's router would try them."""
-        n, spines, binary = len(self.flows), self.fabric.spines, self.routing.mode == "binary"
-        width = min(spines, _MOST_PATHS) if self.routing.mode in ("binary", "flowlet") else 0
+    def _fill_paths(
+        self, rng: np.random.Generator, primary: NDArray[np.int64], count: NDArray[np.int64]
+    ) -> None:
+        """Paths of each flow in the order in which the engine's router would try them."""
+        n, most, binary = len(self.flows), int(count.max()), self.routing.mode == "binary"
+        width = min(most, _MOST_PATHS) if self.routing.mode in ("binary", "flowlet") else 0
         order = np.zeros((n, 0))
         if width:
-            order = rng.random((n, spines))
+            order = rng.random((n, most))
+            order[np.arange(most) >= count[:, None]] = np.inf
             rows = np.arange(n)
             given = np.flatnonzero(self.flows.alternative != DRAW)
-            order[given, self.flows.alternative[given]] = -1.0  # second
+            order[given, self.flows.alternative[given] % count[given]] = -1.0  # second
             order[rows, primary] = -2.0  # first, even where the alternative is the same
-        self.paths = np.argsort(order, axis=1)[:, :width].astype(np.uint32)
+        paths = np.argsort(order, axis=1)[:, :width]
+        # Beyond a flow's own paths its primary stands, which is never an alternative.
+        self.paths = np.where(paths < count[:, None], paths, primary[:, None]).astype(np.uint32)
         # A flow that was given its own primary as alternative has nowhere to go.
         alone = self.flows.alternative == primary
         self.paths[alone] = primary[alone, None]
-        count = max(1, min(self.routing.pairs, width))
-        self.pairs = np.zeros((n * count if binary else 1, k.PAIR_SIZE), dtype=np.int64)
+        pairs = max(1, min(self.routing.pairs, width))
+        self.pairs = np.zeros((n * pairs if binary else 1, k.PAIR_SIZE), dtype=np.int64)
         self.pairs[:, k.USED] = -1
         self.pairs[:, k.MOVED_AT] = -_NEVER // 4  # nothing holds the first move back
         self.budgets = np.full(len(self.pairs), MOVE_BURST)
-        self.pair_count = count
+        self.pair_count = pairs
 
     def _fill_order(self) -> None:
         flows, n = self.flows, len(self.flows)
@@ -155,7 +166,7 @@ class State:
         self.wheel = np.full(math.ceil(max(ahead, 0.0) / self.dt_ns) + 4, k.NIL, dtype=np.uint32)
 
     def _fill_probes(self, lanes: int) -> None:
-        routing, between = self.routing, 2 * self.fabric.leaves * self.fabric.spines
+        routing, between = self.routing, self.fabric.ports - 2 * self.fabric.hosts
         self.probe_steps = max(1, round(routing.probe_interval_ns / self.dt_ns))
         self.delay_steps = max(0, round(routing.decision_delay_ns / self.dt_ns))
         rows = self.delay_steps // self.probe_steps + 2
@@ -189,7 +200,7 @@ class State:
         values = {
             k.HOSTS: fabric.hosts,
             k.LEAVES: fabric.leaves,
-            k.SPINES: fabric.spines,
+            k.SPINES: fabric.spines if isinstance(fabric, LeafSpine) else 0,
             k.LANES: lanes,
             k.PORTS: fabric.ports,
             k.DT: self.dt_ns,
@@ -230,6 +241,7 @@ class State:
         Raises:
             UsageError: flows wait for each other in a circle, or too much is in flight.
         """
+        advance = stepper(by_table=len(self.route) > 0)
         while True:
             ended = advance(
                 self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
@@ -238,6 +250,7 @@ class State:
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,
                 self.paths, self.pairs, self.budgets, self.ended,
+                self.route, self.first,
             )  # fmt: skip
             if ended == k.STUCK:
                 raise UsageError(

@@ -1,6 +1,6 @@
-"""The fabric of the simulator: directed ports of a two-tier leaf-spine, lossless flow control.
+"""Fabrics of the simulator: what the kernel asks of one, and the two-tier leaf-spine.
 
-Port numbers, lowest first (the order in which bytes travel upwards through the tiers)::
+Port numbers of a leaf-spine, lowest first (the order in which bytes travel)::
 
     nic(host)               host -> its leaf
     uplink(leaf, spine)     leaf -> spine
@@ -11,12 +11,17 @@ Port numbers, lowest first (the order in which bytes travel upwards through the 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtune.errors import UsageError
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 # IEEE 802.1Qbb thresholds of a switch input, as the packet simulator of bench/reference had them.
 PACKET_BYTES = 4096
@@ -27,8 +32,8 @@ XON_PACKETS = 80
 # thresholds are meant for.
 BUFFER_BYTES = 1_000_000
 
-# What the simulator's compact records can hold: 12-bit spines, 16-bit hosts, 31-bit byte counts.
-_MAX_SPINES = 1 << 12
+# What the simulator's compact records can hold: 12-bit paths, 16-bit hosts, 31-bit byte counts.
+MOST_PATHS = 1 << 12
 _MAX_HOSTS = 1 << 16
 _MAX_STEP_BYTES = 2**31 - 1
 
@@ -62,8 +67,157 @@ class Backpressure:
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Routes:
+    """Where each flow of a phase may go.
+
+    Attributes:
+        count: Paths of each flow, int64; 0 where there is none.
+        links: Links on any of them, those of the hosts included, int64.
+        row: Row of a flow's path 0 in ``table``, uint32; its other paths follow.
+        table: Port that a path takes at each stage between the switches, uint32 of shape
+            (paths, stages); the highest number where it takes none. Without rows where port
+            numbers follow from leaf and spine (``LeafSpine``).
+    """
+
+    count: I64
+    links: I64
+    row: NDArray[np.uint32]
+    table: NDArray[np.uint32]
+
+
+class Fabric(ABC):
+    """Hosts below leaves, and directed ports in stages that every path passes upwards.
+
+    Ports are numbered stage by stage: the hosts' own (``nic``), the stages between switches, the
+    leaves' ports to the hosts (``delivery``). A port is the sending end of a link, with its queue.
+
+    Attributes:
+        hosts: Number of hosts: end points with one link.
+        leaves: Number of switches with hosts.
+        gbps: Rate of a host's link (the commonest, where they differ), Gb/s.
+        link_latency_ns: Propagation time of any link.
+        header_bytes: Wire overhead of each packet of 4096 B payload; rates are wire rates.
+        buffer_bytes: What an occupancy of 1.0 means for a port's queue.
+        slow_ports: Ports that run at a share of their rate: (port number, share in (0, 1]).
+    """
+
+    __slots__ = ()
+
+    hosts: int
+    leaves: int
+    gbps: float
+    link_latency_ns: int
+    header_bytes: int
+    buffer_bytes: int
+    slow_ports: tuple[tuple[int, float], ...]
+
+    @property
+    @abstractmethod
+    def stage_first(self) -> tuple[int, ...]:
+        """First port of each stage, the hosts' and the deliveries' too, and then their number."""
+
+    @overload
+    def leaf_of(self, host: int) -> int: ...
+    @overload
+    def leaf_of(self, host: NDArray[np.integer]) -> I64: ...
+    @abstractmethod
+    def leaf_of(self, host: int | NDArray[np.integer]) -> int | I64:
+        """The leaf above each host."""
+
+    @abstractmethod
+    def port_gbps(self) -> F64:
+        """Wire rate of each port in Gb/s, without ``slow_ports``; float64."""
+
+    @abstractmethod
+    def port_switch(self) -> I64:
+        """The switch that holds each port's queue, int64; -1 for hosts. Leaves come first."""
+
+    @abstractmethod
+    def port_name(self, port: int) -> str:
+        """A port by its two ends."""
+
+    @abstractmethod
+    def routes(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> Routes:
+        """The equal-cost paths of each pair of hosts.
+
+        Args:
+            src: Sending hosts.
+            dst: Receiving hosts.
+        """
+
+    @property
+    def ports(self) -> int:
+        """Number of directed ports."""
+        return self.stage_first[-1]
+
+    @property
+    def first_delivery(self) -> int:
+        """Number of the first leaf -> host port."""
+        return self.ports - self.hosts
+
+    def nic(self, host: int) -> int:
+        """Port number of host -> leaf."""
+        return host
+
+    def delivery(self, host: int) -> int:
+        """Port number of leaf -> host."""
+        return self.first_delivery + host
+
+    def latency_ns(self, links: int) -> float:
+        """Time from first bit sent to last bit of the first packet, less its own serialisation.
+
+        Propagation on each link, and one store-and-forward of a packet at each switch.
+
+        Args:
+            links: Links on the path (2 below one leaf).
+        """
+        packet_ns = (PACKET_BYTES + self.header_bytes) * 8 / self.gbps
+        return links * self.link_latency_ns + (links - 1) * packet_ns
+
+    def payload_rates(self) -> F64:
+        """Payload bytes a nanosecond of each port, slow ones at their share; float64."""
+        payload = PACKET_BYTES / (PACKET_BYTES + self.header_bytes)
+        rate = self.port_gbps() / 8 * payload
+        for port, share in self.slow_ports:
+            rate[port] *= share
+        return rate
+
+    def step_bytes(self, dt_ns: int) -> I64:
+        """Payload bytes that each port can send in one step.
+
+        Args:
+            dt_ns: Length of a step.
+
+        Returns:
+            int64, shape (ports,). Rounded down: at 400 Gb/s and 1 us the error is under 20 ppm.
+
+        Raises:
+            UsageError: a port would send less than one byte, or more than 2 GiB, a step.
+        """
+        rate = self.payload_rates() * dt_ns
+        if rate.min() < 1 or rate.max() > _MAX_STEP_BYTES:
+            raise UsageError(
+                f"a step of {dt_ns} ns does not fit the link rates", "use 500 or 1000"
+            )
+        # The small term undoes binary fractions such as 49999.999999999993.
+        return np.asarray(np.floor(rate + 1e-6), dtype=np.int64)
+
+    def _check_common(self) -> None:
+        if self.hosts > _MAX_HOSTS:
+            raise UsageError(f"{self.hosts} hosts are too many", f"at most {_MAX_HOSTS}")
+        if self.link_latency_ns < 0 or self.header_bytes < 0 or self.buffer_bytes < 1:
+            raise UsageError("a latency or size of the fabric is negative", "see LeafSpine")
+        for port, share in self.slow_ports:
+            if not 0 <= port < self.ports or not 0.0 < share <= 1.0:
+                raise UsageError(
+                    f"slow port ({port}, {share}) does not fit",
+                    f"ports are 0..{self.ports - 1}, the share is in (0, 1]",
+                )
+
+
 @dataclass(frozen=True, slots=True)
-class LeafSpine:
+class LeafSpine(Fabric):
     """A two-tier leaf-spine fabric with one link between each leaf and each spine.
 
     Hosts are numbered leaf by leaf. ``slow_ports`` scales the rate of single ports (a link that
@@ -101,21 +255,11 @@ class LeafSpine:
                 f"{self.hosts} hosts do not fill {self.leaves} leaves and {self.spines} spines",
                 "hosts must be a positive multiple of leaves, spines at least 1",
             )
-        if self.spines > _MAX_SPINES or self.hosts > _MAX_HOSTS:
-            raise UsageError(
-                f"{self.hosts} hosts and {self.spines} spines are too many",
-                f"at most {_MAX_HOSTS} hosts and {_MAX_SPINES} spines",
-            )
+        if self.spines > MOST_PATHS:
+            raise UsageError(f"{self.spines} spines are too many", f"at most {MOST_PATHS}")
         if not self.gbps > 0 or (self.uplink_gbps is not None and not self.uplink_gbps > 0):
             raise UsageError("a link rate is not positive", "give gbps and uplink_gbps in Gb/s")
-        if self.link_latency_ns < 0 or self.header_bytes < 0 or self.buffer_bytes < 1:
-            raise UsageError("a latency or size of the fabric is negative", "see LeafSpine")
-        for port, share in self.slow_ports:
-            if not 0 <= port < self.ports or not 0.0 < share <= 1.0:
-                raise UsageError(
-                    f"slow port ({port}, {share}) does not fit",
-                    f"ports are 0..{self.ports - 1}, the share is in (0, 1]",
-                )
+        self._check_common()
 
     @classmethod
     def square(cls, hosts: int, gbps: float = 400.0) -> LeafSpine:
@@ -149,22 +293,18 @@ class LeafSpine:
         return self.hosts + self.leaves * self.spines
 
     @property
-    def first_delivery(self) -> int:
-        """Number of the first leaf -> host port."""
-        return self.hosts + 2 * self.leaves * self.spines
+    def stage_first(self) -> tuple[int, ...]:
+        """First port of each stage: NICs, uplinks, downlinks, deliveries; and their number."""
+        out = self.hosts + 2 * self.leaves * self.spines
+        return 0, self.hosts, self.first_downlink, out, out + self.hosts
 
-    @property
-    def ports(self) -> int:
-        """Number of directed ports."""
-        return 2 * self.hosts + 2 * self.leaves * self.spines
-
-    def leaf_of(self, host: int) -> int:
-        """The leaf above ``host``."""
+    @overload
+    def leaf_of(self, host: int) -> int: ...
+    @overload
+    def leaf_of(self, host: NDArray[np.integer]) -> I64: ...
+    def leaf_of(self, host: int | NDArray[np.integer]) -> int | I64:
+        """The leaf above each host."""
         return host // self.hosts_per_leaf
-
-    def nic(self, host: int) -> int:
-        """Port number of host -> leaf."""
-        return host
 
     def uplink(self, leaf: int, spine: int) -> int:
         """Port number of leaf -> spine."""
@@ -173,10 +313,6 @@ class LeafSpine:
     def downlink(self, spine: int, leaf: int) -> int:
         """Port number of spine -> leaf."""
         return self.first_downlink + spine * self.leaves + leaf
-
-    def delivery(self, host: int) -> int:
-        """Port number of leaf -> host."""
-        return self.first_delivery + host
 
     def path(self, src: int, dst: int, spine: int) -> tuple[int, ...]:
         """Ports from ``src`` to ``dst``: two inside a leaf, four through ``spine``."""
@@ -190,38 +326,49 @@ class LeafSpine:
             self.delivery(dst),
         )
 
-    def latency_ns(self, links: int) -> float:
-        """Time from first bit sent to last bit of the first packet, less its own serialisation.
-
-        Propagation on each link, and one store-and-forward of a packet at each switch.
-
-        Args:
-            links: Links on the path (2 or 4).
-        """
-        packet_ns = (PACKET_BYTES + self.header_bytes) * 8 / self.gbps
-        return links * self.link_latency_ns + (links - 1) * packet_ns
-
-    def step_bytes(self, dt_ns: int) -> NDArray[np.int64]:
-        """Payload bytes that each port can send in one step.
-
-        Args:
-            dt_ns: Length of a step.
-
-        Returns:
-            int64, shape (ports,). Rounded down: at 400 Gb/s and 1 us the error is under 20 ppm.
-
-        Raises:
-            UsageError: a port would send less than one byte, or more than 2 GiB, a step.
-        """
-        payload = PACKET_BYTES / (PACKET_BYTES + self.header_bytes)
-        rate = np.full(self.ports, self.gbps * dt_ns / 8 * payload)
+    def port_gbps(self) -> F64:
+        """Wire rate of each port in Gb/s, without ``slow_ports``; float64."""
+        rate = np.full(self.ports, self.gbps)
         if self.uplink_gbps is not None:
-            rate[self.first_uplink : self.first_delivery] *= self.uplink_gbps / self.gbps
-        for port, share in self.slow_ports:
-            rate[port] *= share
-        if rate.min() < 1 or rate.max() > _MAX_STEP_BYTES:
-            raise UsageError(
-                f"a step of {dt_ns} ns does not fit the link rates", "use 500 or 1000"
-            )
-        # The small term undoes binary fractions such as 49999.999999999993.
-        return np.asarray(np.floor(rate + 1e-6), dtype=np.int64)
+            rate[self.first_uplink : self.first_delivery] = self.uplink_gbps
+        return rate
+
+    def port_switch(self) -> I64:
+        """The switch that holds each port's queue, int64: leaves, then spines; -1 for hosts."""
+        leaf, spine = np.arange(self.leaves), self.leaves + np.arange(self.spines)
+        return np.concatenate(
+            [
+                np.full(self.hosts, -1),
+                np.repeat(leaf, self.spines),
+                np.repeat(spine, self.leaves),
+                np.repeat(leaf, self.hosts_per_leaf),
+            ]
+        )
+
+    def port_name(self, port: int) -> str:
+        """A port by its two ends."""
+        if port < self.first_uplink:
+            return f"host {port} -> leaf {self.leaf_of(port)}"
+        if port < self.first_downlink:
+            leaf, spine = divmod(port - self.first_uplink, self.spines)
+            return f"leaf {leaf} -> spine {spine}"
+        if port < self.first_delivery:
+            spine, leaf = divmod(port - self.first_downlink, self.leaves)
+            return f"spine {spine} -> leaf {leaf}"
+        host = port - self.first_delivery
+        return f"leaf {self.leaf_of(host)} -> host {host}"
+
+    def routes(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> Routes:
+        """The paths of each pair of hosts, one a spine; below one leaf they are all the same.
+
+        Args:
+            src: Sending hosts.
+            dst: Receiving hosts.
+        """
+        near = self.leaf_of(src) == self.leaf_of(dst)
+        return Routes(
+            count=np.full(len(src), self.spines, dtype=np.int64),
+            links=np.where(near, 2, 4),
+            row=np.zeros(len(src), dtype=np.uint32),
+            table=np.empty((0, 0), dtype=np.uint32),
+        )

@@ -6,14 +6,14 @@ be compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtune.errors import UsageError
-from xtune.sim.fabric import LeafSpine
+from xtune.sim.fabric import Fabric, LeafSpine, Routes
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -34,8 +34,9 @@ class Flows:
         dst: Receiving host, int32.
         size: Payload bytes, int64, at least 1.
         start_ns: Earliest release from the start of the phase, int64.
-        spine: Primary spine, int32; ``DRAW`` lets the phase draw it (ECMP).
-        alternative: Second spine, int32; ``DRAW`` lets the phase draw one that differs.
+        spine: Primary path, int32: the spine, or the number among the equal-cost paths of the
+            two hosts; ``DRAW`` lets the phase draw it (ECMP).
+        alternative: Second path, int32; ``DRAW`` lets the phase draw one that differs.
         lane: 0 upper, 1 lower; only used when the policy has two lanes. uint8.
         background: True for flows the phase does not wait for, bool.
         after: Edges (before, then), int32 of shape (edges, 2): ``then`` is released when all its
@@ -76,11 +77,11 @@ class Flows:
             self, background=np.ones(n, dtype=np.bool_), lane=np.full(n, lane, dtype=np.uint8)
         )
 
-    def check(self, fabric: LeafSpine) -> None:
+    def check(self, fabric: Fabric) -> None:
         """Check that the flows fit the fabric.
 
         Raises:
-            UsageError: a host, spine, size, time or edge that does not exist or is not possible.
+            UsageError: a host, size, time or edge that does not exist or is not possible.
         """
         n = len(self)
         columns = (self.dst, self.size, self.start_ns, self.spine, self.alternative, self.lane)
@@ -93,18 +94,37 @@ class Flows:
             (self.size < 1, "size under 1 byte"),
             (self.start_ns < 0, "start_ns below 0"),
             (self.release_ns < 0, "release_ns below 0"),
-            (_outside(self.spine, DRAW, fabric.spines), "no such spine"),
-            (_outside(self.alternative, DRAW, fabric.spines), "no such alternative spine"),
             (_outside(self.lane, 0, 2), "lane is neither 0 nor 1"),
         )
-        for wrong, text in problems:
-            if wrong.any():
-                raise UsageError(f"flow {int(np.flatnonzero(wrong)[0])}: {text}", "see Flows")
+        _refuse(problems)
         if len(self.after) and (self.after.min() < 0 or self.after.max() >= n):
             raise UsageError("an edge names a flow that is not there", f"flows are 0..{n - 1}")
 
+    def check_paths(self, routes: Routes) -> None:
+        """Check that each flow has the paths it names. Below one leaf any number will do.
 
-def _outside(values: NDArray[np.generic], low: int, high: int) -> NDArray[np.bool_]:
+        Args:
+            routes: Those of the flows.
+
+        Raises:
+            UsageError: a path that does not exist, or no path at all.
+        """
+        near = routes.links == 2
+        problems = (
+            (routes.count == 0, "no path from src to dst"),
+            (~near & _outside(self.spine, DRAW, routes.count), "no such spine or path"),
+            (~near & _outside(self.alternative, DRAW, routes.count), "no such alternative"),
+        )
+        _refuse(problems)
+
+
+def _refuse(problems: Iterable[tuple[NDArray[np.bool_], str]]) -> None:
+    for wrong, text in problems:
+        if wrong.any():
+            raise UsageError(f"flow {int(np.flatnonzero(wrong)[0])}: {text}", "see Flows")
+
+
+def _outside(values: NDArray[np.generic], low: int, high: int | I64) -> NDArray[np.bool_]:
     wide = values.astype(np.int64)
     return np.asarray((wide < low) | (wide >= high))
 

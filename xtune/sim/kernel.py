@@ -12,12 +12,13 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 import numba
 import numpy as np
 
 from xtune.policies import _core
-from xtune.sim import _choices, _layout
+from xtune.sim import _choices, _layout, _routes
 from xtune.sim._choices import in_order, probe, start_unit
 from xtune.sim._layout import (
     ACTIVE,
@@ -59,6 +60,7 @@ from xtune.sim._layout import (
     RELEASE,
     RELEASED_AT,
     RING,
+    ROW,
     SIZE,
     SLOT_AT,
     SLOT_MASK,
@@ -81,6 +83,7 @@ from xtune.sim._layout import (
     XOFF,
     XON,
 )
+from xtune.sim._routes import next_port, previous_port
 
 
 @numba.njit
@@ -117,8 +120,13 @@ def _complete(cfg, flow_u, flow_i, flow_f, after_at, after, wheel, f, at_ns):  #
             cfg[ON_WHEEL] += 1
 
 
-def _compile(stamp: int) -> Callable[..., int]:
-    """Compile ``advance``; ``stamp`` is a closure variable, so it is part of numba's cache key."""
+def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
+    """Compile ``advance``; closure variables are constants to it and part of numba's cache key.
+
+    Args:
+        stamp: Changes with the sources.
+        by_table: Ports follow from a table of routes, not from leaf and spine.
+    """
     u8, u16, u32, i64, f64 = numba.uint8, numba.uint16, numba.uint32, numba.int64, numba.float64
     signature = i64(
         i64[::1], f64[::1], numba.uint64[::1], i64[::1],  # cfg real rng rate
@@ -131,19 +139,20 @@ def _compile(stamp: int) -> Callable[..., int]:
         f64[:, ::1], f64[:, ::1], f64[:, ::1], i64[::1],  # links pending window times
         i64[:, :, ::1], i64[:, ::1],  # segments hist
         u32[:, ::1], i64[:, ::1], f64[::1],  # paths pairs budgets
-        f64[::1],  # ended
+        f64[::1], u32[:, ::1], i64[::1],  # ended route first
     )  # fmt: skip
 
     def advance(  # type: ignore[no-untyped-def]
         cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes, ends,
         flow_u, flow_i, flow_f, after_at, after, starts, start_step, wheel, active, counts,
         links, pending, window, times, segments, hist, paths, pairs, budgets, ended,
+        route, first,
     ):  # fmt: skip
         cfg[STAMP] = stamp
         hosts, leaves, spines = cfg[HOSTS], cfg[LEAVES], cfg[SPINES]
         ports, lanes, dt, mode = cfg[PORTS], cfg[LANES], cfg[DT], cfg[MODE]
-        first_up, first_down = hosts, hosts + leaves * spines
-        first_out = first_down + leaves * spines
+        first_up, first_down, first_out = hosts, hosts + leaves * spines, ports - hosts
+        stages = len(first) - 3  # of ports between switches
         # Unsigned twins for port numbers in the hot loop: a signed index is tested for wrapping.
         up_0, down_0, out_0 = np.uintp(first_up), np.uintp(first_down), np.uintp(first_out)
         spines_u, leaves_u = np.uintp(spines), np.uintp(leaves)
@@ -177,14 +186,9 @@ def _compile(stamp: int) -> Callable[..., int]:
                     break
                 cfg[STEP] += 1
                 continue
-            for tier in range(3):
-                if tier == 0:
-                    low, high = first_out, ports
-                elif tier == 1:
-                    low, high = first_down, first_out
-                else:
-                    low, high = first_up, first_down
-                for p in range(low, high):
+            for tier in range(stages + 1):
+                stage = stages + 1 - tier
+                for p in range(first[stage], first[stage + 1]):
                     budget = rate[p]
                     clock = 0.0
                     for lane in range(lanes):
@@ -222,7 +226,10 @@ def _compile(stamp: int) -> Callable[..., int]:
                             # not before it came.
                             came_in = np.float64(tag & TICK_MASK) * TICK
                             clock = max(clock + size * pace, came_in)
-                            if tier == 1:
+                            if by_table:
+                                row = flow_u[f, ROW] + np.uint32(spine)
+                                came = base + previous_port(route, row, stage, ends[f, SRC])
+                            elif tier == 1:
                                 came = base + up_0 + ends[f, SRC_LEAF] * spines_u + spine
                             elif tier == 2 or ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
                                 came = base + ends[f, SRC]
@@ -253,7 +260,10 @@ def _compile(stamp: int) -> Callable[..., int]:
                                         f, at_ns,
                                     )  # fmt: skip
                             else:
-                                if tier == 1:
+                                if by_table:
+                                    out = first_out + ends[f, DST]
+                                    to = base + next_port(route, row, stage, out)
+                                elif tier == 1:
                                     to = base + out_0 + ends[f, DST]
                                 else:
                                     to = base + down_0 + spine * leaves_u + ends[f, DST_LEAF]
@@ -295,7 +305,7 @@ def _compile(stamp: int) -> Callable[..., int]:
                         if flow_i[f, UNIT_LEFT] == 0:
                             start_unit(
                                 cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
-                                pairs, budgets, f,
+                                pairs, budgets, route, f,
                             )  # fmt: skip
                         size = min(min(share, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
                         room -= size
@@ -321,7 +331,10 @@ def _compile(stamp: int) -> Callable[..., int]:
                         nodes[moved + BYTES] = size
                         nodes[moved + NEXT] = NIL
                         nodes[moved + TAG] = tag
-                        if ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
+                        if by_table:
+                            row = flow_u[f, ROW] + np.uint32(spine)
+                            to = base + next_port(route, row, 0, first_out + ends[f, DST])
+                        elif ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
                             to = base + out_0 + ends[f, DST]
                         else:
                             to = base + up_0 + ends[f, SRC_LEAF] * spines_u + spine
@@ -363,8 +376,11 @@ def _compile(stamp: int) -> Callable[..., int]:
 
 def _digest() -> int:
     """Number of the other files that are compiled: numba notices changes of this one alone."""
-    sources = "".join(inspect.getsource(m) for m in (_core, _choices, _layout))
+    sources = "".join(inspect.getsource(m) for m in (_core, _choices, _layout, _routes))
     return zlib.crc32(sources.encode())
 
 
-advance = _compile(_digest())
+@cache
+def stepper(*, by_table: bool) -> Callable[..., int]:
+    """The compiled kernel for a fabric whose ports follow from a table of routes, or do not."""
+    return _compile(_digest(), by_table)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.policies.spec import Routing
-from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.fabric import Backpressure, Fabric
 from xtune.sim.flows import Flows, join_flows
 
 F64 = NDArray[np.float64]
@@ -67,7 +67,7 @@ class PhaseResult:
 
 
 def run_phase(
-    fabric: LeafSpine,
+    fabric: Fabric,
     flows: Flows,
     *,
     routing: Routing | None = None,
