@@ -103,8 +103,8 @@ class State:
         u = np.zeros((n, k.FLOW_U), dtype=np.uint32)
         self.ends = np.zeros((n, k.ENDS), dtype=np.uint16)
         self.ends[:, k.SRC], self.ends[:, k.DST] = flows.src, flows.dst
-        self.ends[:, k.SRC_LEAF] = fabric.leaf_of(flows.src)
-        self.ends[:, k.DST_LEAF] = fabric.leaf_of(flows.dst)
+        self.ends[:, k.SRC_LEAF] = fabric.leaves_of(flows.src)
+        self.ends[:, k.DST_LEAF] = fabric.leaves_of(flows.dst)
         u[:, k.ROW], u[:, k.CHOICES] = routes.row, routes.count
         u[:, k.PATH] = primary
         u[:, k.RING] = k.NIL

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,13 +116,9 @@ class Fabric(ABC):
     def stage_first(self) -> tuple[int, ...]:
         """First port of each stage, the hosts' and the deliveries' too, and then their number."""
 
-    @overload
-    def leaf_of(self, host: int) -> int: ...
-    @overload
-    def leaf_of(self, host: NDArray[np.integer]) -> I64: ...
     @abstractmethod
-    def leaf_of(self, host: int | NDArray[np.integer]) -> int | I64:
-        """The leaf above each host."""
+    def leaves_of(self, hosts: NDArray[np.integer]) -> I64:
+        """The leaf above each of some hosts, int64."""
 
     @abstractmethod
     def port_gbps(self) -> F64:
@@ -155,6 +150,10 @@ class Fabric(ABC):
     def first_delivery(self) -> int:
         """Number of the first leaf -> host port."""
         return self.ports - self.hosts
+
+    def leaf_of(self, host: int) -> int:
+        """The leaf above ``host``."""
+        return int(self.leaves_of(np.array([host]))[0])
 
     def nic(self, host: int) -> int:
         """Port number of host -> leaf."""
@@ -298,13 +297,9 @@ class LeafSpine(Fabric):
         out = self.hosts + 2 * self.leaves * self.spines
         return 0, self.hosts, self.first_downlink, out, out + self.hosts
 
-    @overload
-    def leaf_of(self, host: int) -> int: ...
-    @overload
-    def leaf_of(self, host: NDArray[np.integer]) -> I64: ...
-    def leaf_of(self, host: int | NDArray[np.integer]) -> int | I64:
-        """The leaf above each host."""
-        return host // self.hosts_per_leaf
+    def leaves_of(self, hosts: NDArray[np.integer]) -> I64:
+        """The leaf above each of some hosts, int64."""
+        return hosts.astype(np.int64) // self.hosts_per_leaf
 
     def uplink(self, leaf: int, spine: int) -> int:
         """Port number of leaf -> spine."""
@@ -365,7 +360,7 @@ class LeafSpine(Fabric):
             src: Sending hosts.
             dst: Receiving hosts.
         """
-        near = self.leaf_of(src) == self.leaf_of(dst)
+        near = self.leaves_of(src) == self.leaves_of(dst)
         return Routes(
             count=np.full(len(src), self.spines, dtype=np.int64),
             links=np.where(near, 2, 4),
