@@ -26,7 +26,8 @@ test: lint types
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not alone" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and alone"
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(or $(SECONDS),600)

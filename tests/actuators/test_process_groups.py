@@ -160,6 +160,7 @@ def test_bytes_follow_the_plan_and_a_slow_rail_loses_its_share(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_dead_rail_is_given_up_by_all_and_costs_no_sum(fabric: Fabric, tmp_path: Path) -> None:
     with Ranks(fabric, WORKER, tmp_path / "store", 5.0) as pair:
         reduce(pair)
@@ -176,6 +177,7 @@ def test_a_dead_rail_is_given_up_by_all_and_costs_no_sum(fabric: Fabric, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_rail_that_fails_for_one_rank_alone_is_given_up_by_both(
     fabric: Fabric, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def train(pair: Ranks, steps: int) -> tuple[list[int], dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_bytes_follow_the_plan_and_a_slow_rail_loses_its_share_in_a_period(
     fabric: Fabric, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_bytes_follow_the_plan_and_a_slow_rail_loses_its_share_in_a_period(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_dead_rails_end_no_training_and_change_no_bit(fabric: Fabric, tmp_path: Path) -> None:
     with Ranks(fabric, WORKER, tmp_path / "store", 5.0) as pair:
         pair.all("attach", rails=[], rung=3)

@@ -69,6 +69,7 @@ def test_a_collision_is_bounded_by_the_link_and_resolved_by_the_engine(fabric: F
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_killed_path_is_left_and_admitted_again(engine: Stage) -> None:
     found = scenarios.path_killed(engine)
     times = [found[name] for name in ("cut_to_move_ms", "mended_to_readmitted_ms",
@@ -83,6 +84,7 @@ def test_a_killed_path_is_left_and_admitted_again(engine: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_with_both_paths_dead_the_primary_is_used_until_one_is_back(engine: Stage) -> None:
     found = scenarios.both_killed(engine)
     assert found["shares_while_dead"] == [1.0, 0.0]
@@ -93,6 +95,7 @@ def test_with_both_paths_dead_the_primary_is_used_until_one_is_back(engine: Stag
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_without_probes_routing_is_static_and_a_new_agent_is_picked_up(engine: Stage) -> None:
     found = scenarios.agents_killed(engine)
     assert found["killed_to_noticed_ms"] > 400  # the heartbeat's half a second, less one beat
@@ -102,6 +105,7 @@ def test_without_probes_routing_is_static_and_a_new_agent_is_picked_up(engine: S
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_every_collision_is_resolved(engine: Stage) -> None:
     found = scenarios.reaction(engine, 6, seed=3)
     assert found["moved"] == 6
@@ -110,6 +114,7 @@ def test_every_collision_is_resolved(engine: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_streams_get_both_spines(fabric: Fabric) -> None:
     found = Demonstration(fabric, 4.0, 1, 0).tcp()
     off, on = (
@@ -120,6 +125,7 @@ def test_streams_get_both_spines(fabric: Fabric) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_no_flapping_over_a_minute(fabric: Fabric) -> None:
     """Without yielding it is a dozen moves a second; a machine that pauses causes some."""
     found = Demonstration(fabric, 60.0, 1, 0).minute()
@@ -128,6 +134,7 @@ def test_no_flapping_over_a_minute(fabric: Fabric) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_command_writes_what_it_prints(fabric: Fabric, tmp_path: Path) -> None:
     del fabric  # only for its skip
     out = tmp_path / "found.json"
