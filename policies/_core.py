@@ -163,6 +163,25 @@ def with_marks(peak: float, marks: float, low: float, high: float, top: float) -
     return peak
 
 
+def marked_share(queue: float, low: float, high: float, top: float) -> float:
+    """Share of packets that a switch marks: the curve of RED whose inverse is `with_marks`.
+
+    Args:
+        queue: How full the queue is.
+        low: Up to it none is marked.
+        high: Where the share reaches ``top``; from there on all are marked.
+        top: That share.
+
+    Returns:
+        The share, 0..1.
+    """
+    if queue >= high:
+        return 1.0
+    if queue <= low:
+        return 0.0
+    return top * (queue - low) / (high - low)
+
+
 def crosses(level: float, slope: float, horizon_ns: int, threshold: float) -> bool:
     """Is the threshold reached now or within the horizon? An unknown level never is.
 
