@@ -94,6 +94,7 @@ def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
     assert "a\\nb\\x1b[31m " in lines[3]
 
 
+@pytest.mark.slow
 def test_a_large_result_is_written_as_it_comes(here: Path) -> None:
     """A million rows: held at once they take more than 500 MB."""
     for words in (("--json",), ()):

@@ -309,6 +309,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_killed_and_begun_again(tmp_path: Path) -> None:
     """SIGKILL at several moments of a rebuild; the next one ends as if nothing had happened."""
     rows = counter_rows(A, [0.0, 0.6, 0.6, 0.0, 0.12] * 8, set(), [10**9])

@@ -185,16 +185,10 @@ def detected(lake: Lake, shift_ns: int) -> dict[str, list[str]]:
     return found
 
 
-@few
-@given(**SHIFTS)
-def test_wherever_midnight_falls(ports: Any, shift_s: int, day_rows: int) -> None:
-    check_shift(ports, shift_s, day_rows)
-
-
 @pytest.mark.slow
 @many
 @given(**SHIFTS)
-def test_wherever_midnight_falls_at_length(ports: Any, shift_s: int, day_rows: int) -> None:
+def test_wherever_midnight_falls(ports: Any, shift_s: int, day_rows: int) -> None:
     check_shift(ports, shift_s, day_rows)
 
 
