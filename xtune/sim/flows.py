@@ -222,20 +222,42 @@ def shift(fabric: LeafSpine, size: int = 8_000_000, *, by: int | None = None) ->
     return build_flows(hosts, (hosts + np.int32(distance)) % np.int32(fabric.hosts), size)
 
 
-def _order(fabric: LeafSpine, seed: int | None) -> I32:
+def ranks_on(fabric: LeafSpine, hosts: Sequence[int] | I32 | None, seed: int | None = None) -> I32:
+    """The hosts of a job's ranks in rank order, int32.
+
+    Args:
+        fabric: The fabric.
+        hosts: Host of each rank; None puts one rank on every host of the fabric.
+        seed: Shuffles the order of the ranks.
+
+    Raises:
+        UsageError: fewer than two ranks, or two of them on one host.
+    """
     order = np.arange(fabric.hosts, dtype=np.int32)
+    if hosts is not None:
+        order = np.asarray(hosts, dtype=np.int32)
+    if len(order) < 2 or len(np.unique(order)) < len(order):
+        raise UsageError("a job needs two hosts or more, each once", "give one host a rank")
     return order if seed is None else np.random.default_rng(seed).permutation(order)
 
 
-def ring(fabric: LeafSpine, size: int = 8 << 20, *, seed: int | None = None) -> Flows:
+def ring(
+    fabric: LeafSpine,
+    size: int = 8 << 20,
+    *,
+    seed: int | None = None,
+    hosts: Sequence[int] | I32 | None = None,
+) -> Flows:
     """A ring all-reduce in steady state: one flow of 2(n-1)/n * size to the next rank.
 
     Args:
-        fabric: The fabric; every host is a rank.
+        fabric: The fabric.
         size: Bytes that are reduced.
         seed: Shuffles the order of the ranks; None keeps neighbours below one leaf.
+        hosts: Host of each rank; None takes every host.
     """
-    n, order = fabric.hosts, _order(fabric, seed)
+    order = ranks_on(fabric, hosts, seed)
+    n = len(order)
     return build_flows(order, np.roll(order, -1), 2 * (n - 1) * size // n)
 
 
@@ -246,19 +268,22 @@ def ring_steps(
     seed: int | None = None,
     wait_for_data: bool = False,
     release_ns: int | None = None,
+    hosts: Sequence[int] | I32 | None = None,
 ) -> Flows:
     """The 2(n-1) real steps of a ring all-reduce, in chunks of size / n.
 
     Args:
-        fabric: The fabric; every host is a rank.
+        fabric: The fabric.
         size: Bytes that are reduced.
         seed: Shuffles the order of the ranks.
         wait_for_data: A rank also waits for the chunk of the rank before it (as a real ring does);
             else only for its own last send (as the reference does).
         release_ns: Delay between a delivery and the send that waits for it; None means an
             acknowledgement's way back when waiting for the own send alone.
+        hosts: Host of each rank; None takes every host.
     """
-    n, steps, order = fabric.hosts, 2 * (fabric.hosts - 1), _order(fabric, seed)
+    order = ranks_on(fabric, hosts, seed)
+    n, steps = len(order), 2 * (len(order) - 1)
     src = np.repeat(order, steps)
     dst = np.repeat(np.roll(order, -1), steps)
     ids = np.arange(n * steps, dtype=np.int32).reshape(n, steps)
@@ -277,29 +302,35 @@ def _ack_ns(fabric: LeafSpine) -> int:
 
 
 def halving_doubling(
-    fabric: LeafSpine, size: int = 8 << 20, *, release_ns: int | None = None
+    fabric: LeafSpine,
+    size: int = 8 << 20,
+    *,
+    release_ns: int | None = None,
+    hosts: Sequence[int] | I32 | None = None,
 ) -> Flows:
     """Recursive halving reduce-scatter, then doubling all-gather; a rank waits for its own send.
 
     Args:
-        fabric: The fabric; its number of hosts must be a power of two.
+        fabric: The fabric.
         size: Bytes that are reduced.
         release_ns: Delay before the next step; None means an acknowledgement's way back.
+        hosts: Host of each rank, a power of two; None takes every host.
 
     Raises:
-        UsageError: the number of hosts is not a power of two.
+        UsageError: the number of ranks is not a power of two.
     """
-    n = fabric.hosts
+    order = ranks_on(fabric, hosts)
+    n = len(order)
     levels = n.bit_length() - 1
-    if n != 1 << levels or n < 2:
+    if n != 1 << levels:
         raise UsageError(f"halving-doubling needs a power of two, not {n} hosts", "use ring")
     half = np.array([[n >> (k + 1), max(1, size >> (k + 1))] for k in range(levels)])
     steps = np.concatenate([half, half[::-1]])
-    hosts = np.arange(n)[:, None]
+    ranks = np.arange(n)[:, None]
     ids = np.arange(n * len(steps), dtype=np.int32).reshape(n, -1)
     return build_flows(
-        np.repeat(hosts.ravel(), len(steps)).astype(np.int32),
-        (hosts ^ steps[:, 0]).ravel().astype(np.int32),
+        np.repeat(order, len(steps)),
+        order[(ranks ^ steps[:, 0]).ravel()],
         np.tile(steps[:, 1], n).astype(np.int64),
         after=np.stack([ids[:, :-1].ravel(), ids[:, 1:].ravel()], axis=1),
         release_ns=_ack_ns(fabric) if release_ns is None else release_ns,
@@ -314,27 +345,28 @@ def all_to_all(
     chains: int = 8,
     spread: bool = True,
     release_ns: int | None = None,
+    hosts: Sequence[int] | I32 | None = None,
 ) -> Flows:
     """All-to-all inside groups; each source visits its peers in shifted order.
 
     Args:
         fabric: The fabric.
-        group: Ranks of a group; must divide the number of hosts.
+        group: Ranks of a group; must divide the number of ranks.
         bytes_per_pair: Bytes from each rank to each other of its group.
         chains: Sends of a rank that run at once.
-        spread: A group takes every k-th host (over all leaves), else neighbours.
+        spread: A group takes every k-th rank (over all leaves), else neighbours.
         release_ns: Delay before the next send of a chain; None means an acknowledgement's way.
+        hosts: Host of each rank; None takes every host.
 
     Raises:
         UsageError: the groups do not fit.
     """
-    n = fabric.hosts
+    order = ranks_on(fabric, hosts)
+    n = len(order)
     if group < 2 or n % group or chains < 1:
         raise UsageError(f"groups of {group} do not fill {n} hosts", "group must divide hosts")
     groups = n // group
-    member = np.arange(n, dtype=np.int32).reshape(group, groups).T
-    if not spread:
-        member = np.arange(n, dtype=np.int32).reshape(groups, group)
+    member = order.reshape(group, groups).T if spread else order.reshape(groups, group)
     rank = np.arange(group)
     hop = np.arange(1, group)
     src = np.broadcast_to(member[:, :, None], (groups, group, group - 1))
