@@ -91,6 +91,26 @@ def flowlet() -> Policy:
     )
 
 
+def fine_ladder() -> Policy:
+    """`joint` with more widths to choose from; the same widths at each congestion level."""
+    widths = ((16, 16), (8, 8), (6, 8), (4, 8), (4, 6), (4, 4), (3, 4), (3, 3))
+    return Policy(
+        name="fine_ladder",
+        compression=Compression(
+            ladder=tuple(
+                Rung(name=f"q{low}_{high}" if low < 16 else "off", bits_input=low, bits_head=high)
+                for low, high in widths
+            ),
+            rung_by_level=(1, 3, 3, 5),
+        ),
+    )
+
+
+def learned_ratio() -> Policy:
+    """`joint` with a network beside its rule for the ratio; untrained, it does what `joint` does."""
+    return Policy(name="learned_ratio", compression=Compression(ratio_rule="learned"))
+
+
 PRESETS: dict[str, Callable[[], Policy]] = {
     made.__name__: made
     for made in (
@@ -103,6 +123,8 @@ PRESETS: dict[str, Callable[[], Policy]] = {
         oblivious_spray,
         power_of_two,
         flowlet,
+        fine_ladder,
+        learned_ratio,
     )
 }
 
