@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from xtune.cli._common import DebugOption, JsonOption, LakeOption, open_lake
 from xtune.console import emit_json, note, say, table
 
+if TYPE_CHECKING:
+    from xtune.sim.calibration import Calibration, Check
 
-def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = False) -> None:
+HeldOutOption = Annotated[
+    int | None,
+    typer.Option(
+        "--held-out", min=0, show_default="a quarter, at least 1 of 2",
+        help="Days at the end that are not fitted on but predicted; 0 for none.",
+    ),
+]  # fmt: skip
+
+
+def run(
+    lake: LakeOption = None,
+    held_out: HeldOutOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
     """Fit the simulator; says for each parameter what it rests on."""
     from xtune.sim import calibrate
 
     store = open_lake(lake)
-    calibration = calibrate(store)
+    calibration = calibrate(
+        store, held_out_days=held_out, cache_dir=store.root / "studies" / ".phases"
+    )
     path = calibration.save(store.root / "calibrations")
     if json:
         emit_json(calibration.to_json())
         return
+    _show(calibration)
+    assumed = len(calibration.assumed)
+    job = f" for job {calibration.job}" if calibration.job else ""
+    fitted = len(calibration.parameters) - assumed
+    say(f"{fitted} parameters fitted{job}, {assumed} assumed: {path}")
+
+
+def _show(calibration: Calibration) -> None:
     parameters = sorted(calibration.parameters.values(), key=lambda p: p.name)
     table(
         "fitted",
@@ -31,8 +61,37 @@ def run(lake: LakeOption = None, json: JsonOption = False, debug: DebugOption = 
         ("parameter", "value", "unit", "why"),
         [(p.name, p.value, p.unit, p.why) for p in parameters if p.assumed],
     )
+    if calibration.validation:
+        _show_validation(calibration)
     for text in calibration.notes:
         note(f"note: {text}")
-    assumed = len(calibration.assumed)
-    job = f" for job {calibration.job}" if calibration.job else ""
-    say(f"{len(parameters) - assumed} parameters fitted{job}, {assumed} assumed: {path}")
+
+
+def _show_validation(calibration: Calibration) -> None:
+    table(
+        f"predicted from the days before, observed on {_days(calibration)}",
+        ("figure", "predicted", "low", "high", "observed", "low", "high", "unit", "verdict"),
+        [
+            (c.name, c.predicted, c.low, c.high, c.observed, c.observed_low, c.observed_high,
+             c.unit, _verdict(c))
+            for c in calibration.validation
+        ],
+    )  # fmt: skip
+    agree = sum(c.agrees for c in calibration.validation)
+    say(f"{agree} of {len(calibration.validation)} figures agree with the held-out days")
+
+
+def _verdict(check: Check) -> str:
+    if check.agrees:
+        return "agrees"
+    return "differs" if check.error is None else f"differs by {check.error:+.1%}"
+
+
+def _days(calibration: Calibration) -> str:
+    """First and last held-out day, UTC."""
+    from datetime import UTC, datetime
+
+    assert calibration.held_out is not None and calibration.held_out.span_ns is not None
+    span = calibration.held_out.span_ns
+    first, last = (datetime.fromtimestamp(ns / 1e9, UTC).date().isoformat() for ns in span)
+    return first if first == last else f"{first} to {last}"

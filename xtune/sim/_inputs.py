@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from xtune.lake import Lake
+
+# Columns that say when a row was, the first known one of which counts.
+TIMES = ("ts", "start_ts", "enqueue_ts")
+TIMELESS = ("ports", "topology_links")  # what they say holds at all times
 
 
 def digest(table: pa.Table) -> str:
@@ -37,13 +41,45 @@ def digest(table: pa.Table) -> str:
 
 @dataclass
 class Inputs:
-    """Reads tables and remembers the digest of what it read."""
+    """Reads tables and remembers the digest of what it read.
+
+    Attributes:
+        lake: Where they are.
+        digests: Of each table, whole: a window of time has the digests of all times.
+        first_ns: Rows before it are left out; None for no bound. Rows without a time count as
+            first ones.
+        end_ns: Rows at or after it are left out; None for no bound.
+    """
 
     lake: Lake
     digests: dict[str, str] = field(default_factory=dict)
+    first_ns: int | None = None
+    end_ns: int | None = None
+    _frames: dict[tuple[str, ...], pl.DataFrame] = field(default_factory=dict, repr=False)
+
+    def within(self, first_ns: int | None, end_ns: int | None) -> Inputs:
+        """The same lake, but for rows of other times; each table is still read once."""
+        return replace(self, first_ns=first_ns, end_ns=end_ns)
 
     def read(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """Some columns of a table as a Polars frame; times become int64 nanoseconds."""
+        import polars as pl
+
+        key = (table, *columns)
+        if key not in self._frames:
+            self._frames[key] = self._read(table, columns)
+        frame = self._frames[key]
+        times = [name for name in TIMES if name in frame.columns]
+        if not times or table in TIMELESS:
+            return frame
+        at = pl.coalesce(times)
+        if self.first_ns is not None:
+            frame = frame.filter((at >= self.first_ns).fill_null(False))
+        if self.end_ns is not None:
+            frame = frame.filter((at < self.end_ns).fill_null(True))
+        return frame
+
+    def _read(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         import polars as pl
 
         data = self.lake.read(table, list(columns)).replace_schema_metadata(None)

@@ -52,6 +52,42 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One figure that the calibration predicts, beside what other days showed.
+
+    Attributes:
+        name: Unit included where it has one.
+        predicted: By the fitted values, or by the simulator that runs on them.
+        low: Lower end of the prediction's 95 % interval.
+        high: Upper end.
+        observed: On the held-out days.
+        observed_low: Lower end of its 95 % interval; None where it needs none.
+        observed_high: Upper end.
+        unit: Unit, "" for a pure number.
+        n: Observed rows.
+        agrees: Whether the difference is within what both intervals allow.
+        why: How both were found.
+    """
+
+    name: str
+    predicted: float
+    low: float | None
+    high: float | None
+    observed: float
+    observed_low: float | None = None
+    observed_high: float | None = None
+    unit: str = ""
+    n: int = 0
+    agrees: bool
+    why: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over observed, less one; None where nothing was observed."""
+        return self.predicted / self.observed - 1.0 if self.observed else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
     """One layer of the job's model. ``depth``: 0 at the input, 1 at the head."""
 
@@ -73,6 +109,10 @@ class Calibration:
         inputs: Digest of what was read from each table.
         notes: What a reader must know and no parameter says.
         span_ns: First and last instant of the telemetry, ns since the epoch; None by hand.
+        held_out: The same job and fabric as later days show them, which were not fitted on; None
+            where no day was held out.
+        validation: What this calibration predicts of the held-out days, beside what they showed.
+        response: Where a response of one's own is from; None for the stored one.
     """
 
     job: str
@@ -83,6 +123,9 @@ class Calibration:
     inputs: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     span_ns: tuple[int, int] | None = None
+    held_out: Calibration | None = None
+    validation: tuple[Check, ...] = ()
+    response: Mapping[str, Any] | None = None
 
     def __getitem__(self, name: str) -> float:
         """Value of a parameter by name."""
@@ -95,8 +138,8 @@ class Calibration:
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits over fitted values and the digests of the inputs."""
-        content = {
+        """12 hex digits over fitted values and the digests of the inputs, held-out days' too."""
+        content: dict[str, Any] = {
             "schema": SCHEMA_VERSION,
             "job": self.job,
             "values": {name: _canonical(p.value) for name, p in sorted(self.parameters.items())},
@@ -105,10 +148,14 @@ class Calibration:
             "loss_kind": self.loss_kind,
             "inputs": dict(sorted(self.inputs.items())),
         }
+        if self.held_out is not None:
+            content["held_out"] = self.held_out.fingerprint
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_values(self, **values: float) -> Calibration:
         """The same with some parameters set by hand, which then count as assumed.
+
+        They hold for the held-out days too; what was checked against those no longer counts.
 
         Raises:
             CalibrationError: A name is not a parameter.
@@ -121,7 +168,8 @@ class Calibration:
                 parameters[name], value=value, low=None, high=None, n=0, tables=(), fit=None,
                 fit_kind="", assumed=True, why="set by hand",
             )  # fmt: skip
-        return replace(self, parameters=parameters)
+        held_out = None if self.held_out is None else self.held_out.with_values(**values)
+        return replace(self, parameters=parameters, held_out=held_out, validation=())
 
     def to_json(self) -> dict[str, Any]:
         """JSON document, schema 1; ``from_json`` reads it back."""
@@ -136,6 +184,9 @@ class Calibration:
             "inputs": dict(self.inputs),
             "notes": list(self.notes),
             "span_ns": None if self.span_ns is None else list(self.span_ns),
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "validation": [{**asdict(check), "error": check.error} for check in self.validation],
+            "response": None if self.response is None else dict(self.response),
         }
 
     @classmethod
@@ -155,7 +206,8 @@ class Calibration:
                 "run xtune calibrate again",
             )
         try:
-            span = document["span_ns"]
+            span, held_out = document["span_ns"], document.get("held_out")
+            checks = [dict(check) for check in document.get("validation", ())]
             parameters = {
                 p["name"]: Parameter(**{**p, "tables": tuple(p["tables"])})
                 for p in document["parameters"]
@@ -169,6 +221,11 @@ class Calibration:
                 inputs=dict(document["inputs"]),
                 notes=tuple(document["notes"]),
                 span_ns=None if span is None else (int(span[0]), int(span[1])),
+                held_out=None if held_out is None else cls.from_json(held_out),
+                validation=tuple(
+                    Check(**{k: v for k, v in check.items() if k != "error"}) for check in checks
+                ),
+                response=document.get("response"),
             )
             fingerprint = calibration.fingerprint
         except (AttributeError, LookupError, TypeError, ValueError) as error:

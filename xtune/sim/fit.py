@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from xtune.errors import CalibrationError
 from xtune.sim._inputs import Inputs
+from xtune.sim.cache import PhaseCache
 from xtune.sim.calibration import Calibration, Parameter
+from xtune.sim.fit_days import for_held_out, held_out_from, stationarity_notes
 from xtune.sim.fit_episodes import (
     busy_intervals,
     covered_intervals,
     fit_background,
     fit_episodes,
     read_episodes,
+    read_rates,
 )
 from xtune.sim.fit_loss import fit_loss
 from xtune.sim.fit_steps import read_steps
 from xtune.sim.fit_topology import fit_layers, fit_topology, links_of_hosts, read_links
-from xtune.sim.fit_traffic import fit_traffic
+from xtune.sim.fit_traffic import fit_traffic, read_members
 from xtune.sim.response import assumed_response
+from xtune.sim.validation import read_observed, validate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xtune.lake import Lake
 
 # Seconds of one regulation that a training job pays in the controller, an upper bound of what
@@ -35,12 +43,21 @@ CHANGE_S = 0.3
 CODEC_S_PER_ELEMENT = 22.0 / 3.0e12
 
 
-def calibrate(lake: Lake, *, job: str | None = None) -> Calibration:
-    """Fit the simulator to a lake.
+def calibrate(
+    lake: Lake,
+    *,
+    job: str | None = None,
+    held_out_days: int | None = None,
+    cache_dir: Path | None = None,
+) -> Calibration:
+    """Fit the simulator to a lake, and check it against days that it was not fitted on.
 
     Args:
         lake: With training steps, collectives and link rates; ``xtune rebuild`` has run.
         job: The job to fit; by default the one with most steps.
+        held_out_days: How many of the last days are held out; by default a quarter of them, at
+            least one where there are two. 0 fits on all of them.
+        cache_dir: Folder of sampled phases, which the check against held-out days runs.
 
     Returns:
         Every parameter with its interval and source; what could not be fitted is marked assumed.
@@ -49,9 +66,46 @@ def calibrate(lake: Lake, *, job: str | None = None) -> Calibration:
         CalibrationError: The lake does not hold enough, with what is missing and how to get it.
     """
     inputs = Inputs(lake)
+    covered = covered_intervals(read_rates(inputs))
+    cut = held_out_from(covered, held_out_days)
+    if cut is None:
+        return _fit(inputs, job)
+    before, after = inputs.within(None, cut), inputs.within(cut, None)
+    try:
+        tuning = _fit(before, job)
+    except CalibrationError as error:
+        if held_out_days is not None:
+            raise
+        whole = _fit(inputs, job)
+        note = f"no day is held out: without the last, {error.message}"
+        return replace(whole, notes=(*whole.notes, note))
+    held_out = _held_out(after, tuning)
+    tuning = replace(tuning, held_out=held_out, inputs=dict(inputs.digests))
+    notes = stationarity_notes(read_episodes(inputs), covered)
+    return replace(
+        tuning,
+        notes=(*tuning.notes, *notes),
+        validation=validate(tuning, read_observed(after, tuning.job), PhaseCache(cache_dir)),
+    )
+
+
+def _held_out(inputs: Inputs, tuning: Calibration) -> Calibration:
+    """Of the days after those that ``tuning`` was fitted on: at least their background."""
+    covered = covered_intervals(read_rates(inputs))
+    try:
+        alone, why = tuple(_fit(inputs, tuning.job).parameters.values()), ""
+    except CalibrationError as error:
+        hosts = read_members(inputs, tuning.job).hosts
+        edge = links_of_hosts(read_links(inputs), hosts)
+        alone, why = fit_episodes(read_episodes(inputs), covered, edge), error.message
+    return for_held_out(tuning, alone, covered, why)
+
+
+def _fit(inputs: Inputs, job: str | None) -> Calibration:
+    """Of what the inputs hold, all of which is fitted on."""
     episodes = read_episodes(inputs)
     busy = busy_intervals(episodes)
-    rates = inputs.read("derived/link_rates", ["ts", "interval_s", "link", "tx_gbps"])
+    rates = read_rates(inputs)
     covered = covered_intervals(rates)
     steps = read_steps(inputs, job, busy, covered)
     traffic = fit_traffic(inputs, steps, busy)
@@ -101,7 +155,7 @@ def calibrate(lake: Lake, *, job: str | None = None) -> Calibration:
         buckets=traffic.buckets,
         layers=layers,
         loss_kind=loss_kind,
-        inputs=inputs.digests,
+        inputs=dict(inputs.digests),
         notes=tuple(notes),
         span_ns=(int(covered[0, 0]), int(covered[-1, 1])),
     )

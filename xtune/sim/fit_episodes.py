@@ -29,6 +29,11 @@ def read_episodes(inputs: Inputs) -> pl.DataFrame:
     return inputs.read("derived/episodes", columns).sort("start_ts", "end_ts", "root_link")
 
 
+def read_rates(inputs: Inputs) -> pl.DataFrame:
+    """Derived link rates, times in ns."""
+    return inputs.read("derived/link_rates", ["ts", "interval_s", "link", "tx_gbps"])
+
+
 def busy_intervals(episodes: pl.DataFrame) -> Intervals:
     """(n, 2) disjoint intervals in ns in which at least one episode is open."""
     merged: list[list[int]] = []

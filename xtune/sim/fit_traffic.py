@@ -34,17 +34,40 @@ class Traffic:
     notes: tuple[str, ...]
 
 
-def read_collectives(
-    inputs: Inputs, job: str, busy: Intervals
-) -> tuple[pl.DataFrame, str, frozenset[str], float | None]:
-    """One row per gradient collective of the job's main communicators.
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """Who sends the job's gradients: facts of the job, which hold on all days alike.
 
-    Columns: comm, seq, message_bytes, start_ns, duration_ns (its shortest rank, which waited
-    least for the others), clean. Then the element type, the hosts seen, and ranks a host.
+    Attributes:
+        dtype: Element type of the collectives, "" where none is named.
+        hosts: Names of the hosts seen.
+        per_host: Ranks a host; None where no collective names its host.
+    """
+
+    dtype: str
+    hosts: frozenset[str]
+    per_host: float | None
+
+
+def read_members(inputs: Inputs, job: str) -> Members:
+    """From the collectives of all days, also of those that are not fitted on.
 
     Raises:
         CalibrationError: No collective with a size.
     """
+    gradient = _gradient_rows(inputs.within(None, None), job)
+    seen = gradient.filter(pl.col("host").is_not_null()).select("host", "comm", "comm_rank")
+    hosts = frozenset(seen["host"].unique().to_list())
+    members = seen.unique().group_by("comm").len()["len"].max()
+    dtype = gradient["dtype"].drop_nulls().mode().sort().to_list()
+    return Members(
+        dtype=dtype[0] if dtype else "", hosts=hosts,
+        per_host=float(members) / len(hosts) if hosts and members else None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _gradient_rows(inputs: Inputs, job: str) -> pl.DataFrame:
+    """Raw gradient collectives of the job, one row a rank."""
     raw = inputs.read(
         "collectives",
         ["start_ts", "enqueue_ts", "duration_ns", "job", "host", "comm", "comm_rank", "comm_size",
@@ -67,13 +90,25 @@ def read_collectives(
             "the lake holds no all-reduce or reduce-scatter with a size and a sequence number",
             "collect an NCCL trace of the job: Flight Recorder, Inspector or NCCL_DEBUG=INFO",
         )
+    return gradient
+
+
+def read_collectives(inputs: Inputs, job: str, busy: Intervals) -> pl.DataFrame:
+    """One row per gradient collective of the job's main communicators.
+
+    Columns: comm, seq, message_bytes, start_ns, duration_ns (its shortest rank, which waited
+    least for the others), clean.
+
+    Raises:
+        CalibrationError: No collective with a size.
+    """
+    gradient = _gradient_rows(inputs, job)
     key = ["op", "comm", "seq"]
     one = gradient.group_by(key).agg(
         pl.col("message_bytes").max(),
         pl.col("comm_size").max(),
         pl.col("duration_ns").filter(pl.col("duration_ns") > 0).min(),
         pl.coalesce("start_ts", "enqueue_ts").max().alias("start_ns"),
-        pl.col("dtype").drop_nulls().first(),
     )
     totals = one.group_by("op", "comm_size").agg(pl.col("message_bytes").sum())
     best = totals.sort(["message_bytes", "op", "comm_size"], descending=[True, False, True]).row(0)
@@ -100,12 +135,7 @@ def read_collectives(
     one = one.with_columns(
         pl.col("clean") & (pl.col("start_ns").is_null() | ~pl.Series("hit", hit))
     )
-    dtype = one["dtype"].drop_nulls().mode().sort().to_list()
-    hosts = frozenset(gradient["host"].drop_nulls().unique().to_list())
-    seen = gradient.filter(pl.col("host").is_not_null()).select("host", "comm", "comm_rank")
-    members = seen.unique().group_by("comm").len()["len"].max()
-    per_host = float(members) / len(hosts) if hosts and members else None  # type: ignore[arg-type]
-    return one.sort("comm", "seq"), dtype[0] if dtype else "", hosts, per_host
+    return one.sort("comm", "seq")
 
 
 def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
@@ -113,7 +143,8 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
     notes: list[str] = []
     seconds, how = clean_step_seconds(steps)
     step_s, step_low, step_high = median_interval(seconds)
-    rows, dtype, host_names, per_host = read_collectives(inputs, steps.job, busy)
+    rows, members = read_collectives(inputs, steps.job, busy), read_members(inputs, steps.job)
+    dtype = members.dtype
     per_step, count_why = _buckets_per_step(rows, steps)
     buckets, sizes = _bucket_sizes(rows, per_step)
     element, element_assumed = (
@@ -190,9 +221,11 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
     if not steps.timed:
         notes.append("steps carry no times: episodes could not be cut out of the step time")
     # Traces of a few ranks name a few hosts; how many ranks share one tells of the others.
-    hosts = max(len(host_names), round(float(ranks) / per_host)) if ranks and per_host else None  # type: ignore[arg-type]
+    hosts = None
+    if ranks and members.per_host:
+        hosts = max(len(members.hosts), round(float(ranks) / members.per_host))  # type: ignore[arg-type]
     return Traffic(
-        parameters=tuple(parameters), buckets=buckets, hosts=hosts, host_names=host_names,
+        parameters=tuple(parameters), buckets=buckets, hosts=hosts, host_names=members.hosts,
         notes=tuple(notes),
     )  # fmt: skip
 
