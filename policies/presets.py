@@ -107,7 +107,7 @@ def fine_ladder() -> Policy:
 
 
 def learned_ratio() -> Policy:
-    """`joint` with a network beside its rule for the ratio; untrained, it does what `joint` does."""
+    """`joint` with an untrained network beside its rule for the ratio, which changes nothing."""
     return Policy(name="learned_ratio", compression=Compression(ratio_rule="learned"))
 
 
