@@ -58,7 +58,7 @@ def test_the_trees_of_eight_by_hand() -> None:
 
 @pytest.mark.parametrize("n", [2, 7, 16])
 def test_a_tree_sends_the_bytes_up_and_down_once(n: int) -> None:
-    hosts = np.random.default_rng(n).permutation(16)[:n]
+    hosts = np.random.default_rng(n).permutation(16)[:n].astype(np.int32)
     flows = tree(ONE_LEAF, SIZE, chunks=8, hosts=hosts)
     assert flows.size.sum() == 2 * (n - 1) * SIZE
     arrived = np.bincount(flows.dst, weights=flows.size, minlength=16)
@@ -77,6 +77,15 @@ def test_a_tree_takes_its_busiest_port_and_the_way_through_it(n: int) -> None:
     hops = 2 * (n - 1).bit_length()  # the last chunk goes up and down beside three others
     fill = hops * 4 * flow_ns(ONE_LEAF, SIZE // (2 * chunks), links=2)
     assert bound <= result.phase_ns <= 1.03 * bound + fill
+
+
+@pytest.mark.parametrize("n", [2, 6, 9, 16])
+def test_a_sum_goes_all_the_way_up_and_down(n: int) -> None:
+    flows = tree(ONE_LEAF, 2, chunks=1, hosts=range(n))  # a byte: nothing but the way counts
+    hops = 2 * max(depth(parents, r) for parents in double_tree(n) for r in range(n))
+    took = run_phase(ONE_LEAF, flows, dt_ns=500).phase_ns
+    hop = flow_ns(ONE_LEAF, 1, links=2)
+    assert hops * hop <= took <= hops * (hop + 500)
 
 
 @pytest.mark.parametrize("n", [2, 8, 16])
