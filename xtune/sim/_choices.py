@@ -85,7 +85,7 @@ MOST_CANDIDATES = 8  # as the engine's router: alternatives of one pair that are
 
 
 @numba.njit
-def _random(rng, below):  # type: ignore[no-untyped-def]
+def draw(rng, below):  # type: ignore[no-untyped-def]
     """SplitMix64 (Steele, Lea, Flood 2014), reduced to 0..below-1 by its upper 32 bits."""
     rng[0] += np.uint64(0x9E3779B97F4A7C15)
     z = rng[0]
@@ -191,10 +191,10 @@ def _binary(  # type: ignore[no-untyped-def]
 def _emptier(cfg, rng, ends, flow_u, links, route, f):  # type: ignore[no-untyped-def]
     """The emptier of two random paths (Mitzenmacher 2001)."""
     count = np.int64(flow_u[f, CHOICES])
-    one = _random(rng, count)
+    one = draw(rng, count)
     if count == 1:
         return one
-    two = (one + 1 + _random(rng, count - 1)) % count
+    two = (one + 1 + draw(rng, count - 1)) % count
     first = _path_peak(cfg, links, route, ends, flow_u, f, one)
     return two if _path_peak(cfg, links, route, ends, flow_u, f, two) < first else one
 
@@ -234,7 +234,7 @@ def start_unit(  # type: ignore[no-untyped-def]
             _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, route, f)
         )
     elif mode == SPRAY:
-        new = _random(rng, np.int64(flow_u[f, CHOICES]))
+        new = draw(rng, np.int64(flow_u[f, CHOICES]))
     elif mode == FLOWLET:
         new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f))
     else:

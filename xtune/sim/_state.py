@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 
 from xtune.errors import UsageError
 from xtune.policies.spec import Routing
+from xtune.sim import _extras as x
 from xtune.sim import _layout as k
 from xtune.sim._choices import MOVE_BURST
+from xtune.sim._fill_extras import fill_extras, unused
+from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import DRAW, Flows
 from xtune.sim.kernel import stepper
@@ -47,6 +51,9 @@ class State:
         seed: Random seed.
         pfc: Flow control.
         limit_ns: Time of the last step.
+        shared_buffer: Of every switch.
+        rate_control: Marks and senders' rates.
+        faults: Of ports.
 
     Raises:
         UsageError: something does not fit.
@@ -62,6 +69,9 @@ class State:
         seed: int,
         pfc: Backpressure,
         limit_ns: int,
+        shared_buffer: SharedBuffer | None = None,
+        rate_control: Dcqcn | None = None,
+        faults: Sequence[Fault] = (),
     ) -> None:
         flows.check(fabric)
         if not len(flows) or flows.background.all():
@@ -88,12 +98,19 @@ class State:
         self._fill_order()
         self._fill_probes(lanes)
         self._fill_parameters(lanes, pfc, limit_ns)
+        self.extras = unused()
+        self.has_extras = bool(faults) or not (shared_buffer is None and rate_control is None)
+        if self.has_extras:
+            self.extras = fill_extras(
+                self, pfc=pfc, shared_buffer=shared_buffer, rate_control=rate_control,
+                faults=faults,
+            )  # fmt: skip
 
     def _fill_flows(self, rng: np.random.Generator, lanes: int) -> None:
         fabric, flows, n = self.fabric, self.flows, len(self.flows)
         routes = fabric.routes(flows.src, flows.dst)
         flows.check_paths(routes)
-        self.route = routes.table
+        self.route, self.links_on_path = routes.table, routes.links
         self.first = np.array(fabric.stage_first, dtype=np.int64)
         # Drawn for every flow, so that a given path does not move the draws of the others.
         bound = np.where(routes.count > 1, routes.count, routes.count.max())
@@ -241,7 +258,7 @@ class State:
         Raises:
             UsageError: flows wait for each other in a circle, or too much is in flight.
         """
-        advance = stepper(by_table=len(self.route) > 0)
+        advance = stepper(by_table=len(self.route) > 0, extras=self.has_extras)
         while True:
             ended = advance(
                 self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
@@ -250,7 +267,7 @@ class State:
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,
                 self.paths, self.pairs, self.budgets, self.ended,
-                self.route, self.first,
+                self.route, self.first, self.extras,
             )  # fmt: skip
             if ended == k.STUCK:
                 raise UsageError(
@@ -265,13 +282,16 @@ class State:
             larger = np.empty(size, dtype=np.uint32)
             larger[: len(self.nodes)] = self.nodes
             self.nodes = larger
+            if self.has_extras:
+                notes = np.zeros((size // k.NODE_SIZE, x.NOTE_SIZE), dtype=np.int64)
+                notes[: len(self.extras.notes)] = self.extras.notes
+                self.extras = self.extras._replace(notes=notes)
 
     def figures(self) -> dict[str, Any]:
         """The fields of ``PhaseResult``."""
         foreground = ~self.flows.background
         completion = self.flow_f[:, k.DONE_AT].copy()
         finished = bool(self.cfg[k.LEFT] == 0)
-        sent = self.flows.size - self.flow_i[:, k.TO_SEND]
         lanes = int(self.cfg[k.LANES])
         # A port that still stands paused has only the (negative) step of its stop so far.
         stopped = self.stopped + self.paused * self.cfg[k.STEP]
@@ -281,10 +301,9 @@ class State:
             "completion_ns": completion,
             "released_ns": self.flow_f[:, k.RELEASED_AT].copy(),
             "background": self.flows.background.copy(),
-            "sent_bytes": sent,
+            "sent_bytes": self.flows.size - self.flow_i[:, k.TO_SEND],
             "delivered_bytes": self.flow_i[:, k.DELIVERED].copy(),
             "in_fabric_bytes": int(self.queued.sum()),
-            "dropped_bytes": 0,
             "moves": self.flow_i[:, k.MOVES].copy(),
             "reorder_bytes": self.flow_i[:, k.HELD].copy(),
             "pauses": self.pauses.reshape(lanes, -1).sum(axis=0),
@@ -292,6 +311,28 @@ class State:
             "occupancy_p50": _quantile(self.hist, 0.50),
             "occupancy_p99": _quantile(self.hist, 0.99),
             "steps": int(self.cfg[k.STEP]),
+            **self._losses(lanes),
+        }
+
+    def _losses(self, lanes: int) -> dict[str, Any]:
+        """What shared buffers and marks add to the figures."""
+        if not self.has_extras:
+            none, ports = np.zeros(len(self.flows), dtype=np.int64), self.fabric.ports
+            return {
+                "dropped_bytes": 0,
+                "discarded_bytes": 0,
+                "retransmitted_bytes": none,
+                "port_dropped_bytes": np.zeros(ports, dtype=np.int64),
+                "marked_bytes": np.zeros(ports, dtype=np.int64),
+            }
+        flow, queue = self.extras.flow, self.extras.queue.reshape(lanes, -1, x.QUEUE_SIZE)
+        return {
+            "sent_bytes": flow[:, x.SENT].copy(),
+            "dropped_bytes": int(flow[:, x.DROPPED].sum()),
+            "discarded_bytes": int(flow[:, x.DISCARDED].sum()),
+            "retransmitted_bytes": flow[:, x.RESENT].copy(),
+            "port_dropped_bytes": queue[:, :, x.DROPS].sum(axis=0),
+            "marked_bytes": queue[:, :, x.MARKED_BYTES].sum(axis=0),
         }
 
 

@@ -36,7 +36,8 @@ SMALLEST_BYTES = 4096
 SMALL_FLOW_BYTES = 1 << 20
 # Sources that make a cell what it is: a changed one never reads a cell of the old one.
 MAKERS = (
-    "xtune.policies._core", "xtune.sim._choices", "xtune.sim._layout", "xtune.sim._routes",
+    "xtune.policies._core", "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
+    "xtune.sim._fill_extras", "xtune.sim._layout", "xtune.sim._rate", "xtune.sim._routes",
     "xtune.sim._state",
     "xtune.sim.cache", "xtune.sim.fabric", "xtune.sim.flows", "xtune.sim.kernel",
     "xtune.sim.network", "xtune.sim.phase",

@@ -18,8 +18,19 @@ import numba
 import numpy as np
 
 from xtune.policies import _core
-from xtune.sim import _choices, _layout, _routes
-from xtune.sim._choices import in_order, probe, start_unit
+from xtune.sim import _buffers, _choices, _extras, _layout, _rate, _routes
+from xtune.sim._buffers import (
+    admit,
+    begin_step,
+    join_round,
+    note_sent,
+    pause_above,
+    probe_more,
+    receive,
+    resume_below,
+    split_note,
+)
+from xtune.sim._choices import draw, in_order, probe, start_unit
 from xtune.sim._layout import (
     ACTIVE,
     BACKGROUND,
@@ -39,7 +50,6 @@ from xtune.sim._layout import (
     GROW,
     HOSTS,
     KIND,
-    LANE,
     LANES,
     LAST,
     LEAVES,
@@ -83,22 +93,14 @@ from xtune.sim._layout import (
     XOFF,
     XON,
 )
+from xtune.sim._rate import allowance
 from xtune.sim._routes import next_port, previous_port
 
 
 @numba.njit
 def _activate(cfg, ends, flow_u, flow_f, active, counts, f):  # type: ignore[no-untyped-def]
-    """Append a released flow to the round of its host and lane."""
-    a = ends[f, SRC] * cfg[LANES] + flow_u[f, LANE]
-    last = active[a]
-    if last == NIL:
-        flow_u[f, RING] = f
-    else:
-        flow_u[f, RING] = flow_u[last, RING]
-        flow_u[last, RING] = f
-    active[a] = f
-    counts[a] += 1
-    cfg[ACTIVE] += 1
+    """Let a released flow send."""
+    join_round(cfg, ends, flow_u, active, counts, f)
     flow_f[f, RELEASED_AT] = cfg[STEP] * cfg[DT]
 
 
@@ -120,12 +122,13 @@ def _complete(cfg, flow_u, flow_i, flow_f, after_at, after, wheel, f, at_ns):  #
             cfg[ON_WHEEL] += 1
 
 
-def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
+def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
     """Compile ``advance``; closure variables are constants to it and part of numba's cache key.
 
     Args:
         stamp: Changes with the sources.
         by_table: Ports follow from a table of routes, not from leaf and spine.
+        extras: There are shared buffers, marks, senders' rates or faults.
     """
     u8, u16, u32, i64, f64 = numba.uint8, numba.uint16, numba.uint32, numba.int64, numba.float64
     signature = i64(
@@ -140,13 +143,14 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
         i64[:, :, ::1], i64[:, ::1],  # segments hist
         u32[:, ::1], i64[:, ::1], f64[::1],  # paths pairs budgets
         f64[::1], u32[:, ::1], i64[::1],  # ended route first
+        _extras.numba_type(),
     )  # fmt: skip
 
     def advance(  # type: ignore[no-untyped-def]
         cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes, ends,
         flow_u, flow_i, flow_f, after_at, after, starts, start_step, wheel, active, counts,
         links, pending, window, times, segments, hist, paths, pairs, budgets, ended,
-        route, first,
+        route, first, ex,
     ):  # fmt: skip
         cfg[STAMP] = stamp
         hosts, leaves, spines = cfg[HOSTS], cfg[LEAVES], cfg[SPINES]
@@ -176,10 +180,14 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
             while cfg[WAITING_START] < len(starts) and (start_step[cfg[WAITING_START]] <= step):
                 _activate(cfg, ends, flow_u, flow_f, active, counts, starts[cfg[WAITING_START]])
                 cfg[WAITING_START] += 1
+            if extras:
+                begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex)
             if len(nodes) // NODE_SIZE - live < margin + cfg[ACTIVE]:
                 status = GROW
                 break
             probe(cfg, real, queued, links, pending, window, times, hist)
+            if extras:
+                probe_more(cfg, links, ex)
             if live == 0 and cfg[ACTIVE] == 0:
                 if cfg[ON_WHEEL] == 0 and cfg[WAITING_START] == len(starts):
                     status = STUCK
@@ -188,7 +196,11 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                 continue
             for tier in range(stages + 1):
                 stage = stages + 1 - tier
-                for p in range(first[stage], first[stage + 1]):
+                low, high = first[stage], first[stage + 1]
+                turn = draw(rng, high - low) if extras else 0
+                for p in range(low, high):
+                    if extras:  # who comes first to a full buffer changes
+                        p = low + (p - low + turn) % (high - low)
                     budget = rate[p]
                     clock = 0.0
                     for lane in range(lanes):
@@ -199,7 +211,7 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                         room = budget
                         if credit and tier > 0:
                             room = min(room, xoff - resident[q])
-                        before = room
+                        before, gone = room, 0
                         base, pace = np.uintp(lane * ports), 1.0 / rate[p]
                         while node != NIL and room > 0:
                             size = np.int64(nodes[node + BYTES])
@@ -219,6 +231,9 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                                 live += 1
                                 nodes[moved + FLOW] = f
                                 nodes[moved + BYTES] = size
+                                if extras:
+                                    whole = size + np.int64(nodes[node + BYTES])
+                                    split_note(ex, node, moved, size, whole)
                             else:
                                 node = nodes[node + NEXT]
                             room -= size
@@ -237,7 +252,10 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                                 came = base + down_0 + spine * leaves_u + ends[f, DST_LEAF]
                             left = resident[came] - size
                             resident[came] = left
-                            if left < xon and paused[came] == 1:
+                            until = xon
+                            if extras and paused[came] == 1:
+                                until = resume_below(cfg, ex, came)
+                            if left < until and paused[came] == 1:
                                 paused[came] = 0
                                 stopped[came] += step
                             if tier == 0:
@@ -250,6 +268,13 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                                 at_ns = (step + clock) * dt + flow_f[f, EXTRA]
                                 at_ns = max(at_ns, ended[host] + size * pace * dt)
                                 ended[host] = at_ns
+                                if extras:
+                                    slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
+                                    size = receive(
+                                        cfg, ex, flow_i, segments, p, f, moved, slot, size
+                                    )
+                                    if size == 0:
+                                        continue
                                 flow_i[f, DELIVERED] += size
                                 if mode != STATIC:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
@@ -267,6 +292,20 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                                     to = base + out_0 + ends[f, DST]
                                 else:
                                     to = base + down_0 + spine * leaves_u + ends[f, DST_LEAF]
+                                if extras:
+                                    slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
+                                    whole = size
+                                    size = admit(
+                                        cfg, ex, rng, queued, segments, p, to, f, moved, slot,
+                                        whole,
+                                    )  # fmt: skip
+                                    gone += whole - size
+                                    if size == 0:
+                                        nodes[moved + NEXT] = free
+                                        free = moved
+                                        live -= 1
+                                        continue
+                                    nodes[moved + BYTES] = size
                                 ticks = np.uint32(min(clock * TICKS + 1.0, TICKS))
                                 nodes[moved + TAG] = (tag & ~TICK_MASK) | ticks
                                 queued[to] += size
@@ -280,13 +319,18 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                         done = before - room
                         budget -= done
                         queued[q] -= done
+                        if extras:
+                            ex.used[ex.owner[p]] -= done
                         if tier > 0:
-                            resident[q] += done
-                            if pfc and resident[q] > xoff:
+                            resident[q] += done - gone
+                            if pfc and resident[q] > (pause_above(cfg, ex, q) if extras else xoff):
                                 paused[q] = 1
                                 pauses[q] += 1
                                 stopped[q] -= step
+            turn = draw(rng, hosts) if extras else 0
             for host in range(hosts):
+                if extras:
+                    host = (host + turn) % hosts
                 budget = rate[host]
                 clock, pace = 0.0, 1.0 / budget
                 for lane in range(lanes):
@@ -297,17 +341,30 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                     room = budget
                     if credit:
                         room = min(room, xoff - resident[q])
-                    before = room
+                    before, gone, waiting = room, 0, 0
                     share = max((room + counts[a] - 1) // counts[a], packet)
                     while room > 0 and counts[a] > 0:
                         last = active[a]
                         f = flow_u[last, RING]
+                        may = room
+                        if extras:
+                            least = min(packet, flow_i[f, TO_SEND])
+                            may = allowance(ex, f, step * dt, dt, least)
+                            if may == 0:
+                                active[a] = f
+                                waiting += 1
+                                if waiting >= counts[a]:
+                                    break
+                                continue
+                            waiting = 0
                         if flow_i[f, UNIT_LEFT] == 0:
                             start_unit(
                                 cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
                                 pairs, budgets, route, f,
                             )  # fmt: skip
                         size = min(min(share, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
+                        if extras:
+                            size = min(size, may)
                         room -= size
                         clock = min(clock + size * pace, 1.0)
                         flow_i[f, TO_SEND] -= size
@@ -338,12 +395,26 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                             to = base + out_0 + ends[f, DST]
                         else:
                             to = base + up_0 + ends[f, SRC_LEAF] * spines_u + spine
-                        queued[to] += size
-                        if head[to] == NIL:
-                            head[to] = moved
+                        if extras:
+                            slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
+                            whole = size
+                            note_sent(cfg, ex, flow_i, f, moved, whole)
+                            size = admit(
+                                cfg, ex, rng, queued, segments, host, to, f, moved, slot, whole
+                            )
+                            gone += whole - size
+                            nodes[moved + BYTES] = size
+                        if extras and size == 0:
+                            nodes[moved + NEXT] = free
+                            free = moved
+                            live -= 1
                         else:
-                            nodes[tail[to] + NEXT] = moved
-                        tail[to] = moved
+                            queued[to] += size
+                            if head[to] == NIL:
+                                head[to] = moved
+                            else:
+                                nodes[tail[to] + NEXT] = moved
+                            tail[to] = moved
                         if flow_i[f, TO_SEND] > 0:
                             active[a] = f
                             continue
@@ -355,8 +426,8 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
                             flow_u[last, RING] = flow_u[f, RING]
                     done = before - room
                     budget -= done
-                    resident[q] += done
-                    if pfc and resident[q] > xoff:
+                    resident[q] += done - gone
+                    if pfc and resident[q] > (pause_above(cfg, ex, q) if extras else xoff):
                         paused[q] = 1
                         pauses[q] += 1
                         stopped[q] -= step
@@ -376,11 +447,16 @@ def _compile(stamp: int, by_table: bool) -> Callable[..., int]:
 
 def _digest() -> int:
     """Number of the other files that are compiled: numba notices changes of this one alone."""
-    sources = "".join(inspect.getsource(m) for m in (_core, _choices, _layout, _routes))
-    return zlib.crc32(sources.encode())
+    compiled = (_core, _buffers, _choices, _extras, _layout, _rate, _routes)
+    return zlib.crc32("".join(inspect.getsource(m) for m in compiled).encode())
 
 
 @cache
-def stepper(*, by_table: bool) -> Callable[..., int]:
-    """The compiled kernel for a fabric whose ports follow from a table of routes, or do not."""
-    return _compile(_digest(), by_table)
+def stepper(*, by_table: bool, extras: bool) -> Callable[..., int]:
+    """The compiled kernel.
+
+    Args:
+        by_table: The fabric's ports follow from a table of routes.
+        extras: With shared buffers, marks, senders' rates and faults.
+    """
+    return _compile(_digest(), by_table, extras)

@@ -1,18 +1,21 @@
 """One communication phase on the fabric: flows in, completion times and congestion out.
 
 ``run_phase`` is rung A of the simulator. It is exact in bytes and deterministic from its
-arguments. It lies where its physics ends: no DCQCN or ECN rate control, no shared-buffer limit,
-no NIC or PCIe stalls; within one step a port serves what lay in its queue at the step's start.
+arguments. Shared buffers with drops, marks with DCQCN, and faults of links are off unless given.
+It lies where its physics ends: no NIC or PCIe stalls; within one step a port serves what lay in
+its queue at the step's start.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtune.policies.spec import Routing
+from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
 from xtune.sim.fabric import Backpressure, Fabric
 from xtune.sim.flows import Flows, join_flows
 
@@ -34,10 +37,15 @@ class PhaseResult:
         completion_ns: Last byte at the receiver, float64; NaN if not delivered.
         released_ns: Release of each flow, float64; NaN if never released.
         background: Which flows the phase did not wait for, bool.
-        sent_bytes: Bytes that left each source, int64.
+        sent_bytes: Bytes that left each source, those sent again too, int64.
         delivered_bytes: Bytes that reached each destination, int64.
-        in_fabric_bytes: Bytes in queues at the end; sent = delivered + in_fabric, exactly.
-        dropped_bytes: 0: the fabric is lossless.
+        in_fabric_bytes: Bytes in queues at the end; sent = delivered + in_fabric + dropped +
+            discarded, exactly.
+        dropped_bytes: Bytes that switches dropped; 0 without a shared buffer.
+        discarded_bytes: Bytes that came to receivers out of order, or twice, and were not taken.
+        retransmitted_bytes: What of each flow's ``sent_bytes`` was sent again, int64.
+        port_dropped_bytes: What was dropped on the way into each port's queue, int64.
+        marked_bytes: Bytes of packets that each port marked, int64.
         moves: Path changes within each flow, int64.
         reorder_bytes: Most bytes a receiver held back for order, of each flow, int64.
         pauses: Pauses of each directed port (see ``fabric``), lanes together, int64.
@@ -57,6 +65,10 @@ class PhaseResult:
     delivered_bytes: I64
     in_fabric_bytes: int
     dropped_bytes: int
+    discarded_bytes: int
+    retransmitted_bytes: I64
+    port_dropped_bytes: I64
+    marked_bytes: I64
     moves: I64
     reorder_bytes: I64
     pauses: I64
@@ -76,6 +88,9 @@ def run_phase(
     seed: int = 0,
     pfc: Backpressure | None = None,
     limit_ns: int = DEFAULT_LIMIT_NS,
+    shared_buffer: SharedBuffer | None = None,
+    rate_control: Dcqcn | None = None,
+    faults: Sequence[Fault] = (),
 ) -> PhaseResult:
     """Run the flows until every foreground flow is delivered.
 
@@ -92,6 +107,9 @@ def run_phase(
         seed: Draws spines that are not given, and random choices.
         pfc: Flow control; None means PFC at the default thresholds.
         limit_ns: Stop here and report what is delivered so far.
+        shared_buffer: One pool a switch; None means that each queue is as long as it gets.
+        rate_control: Marks in the switches and DCQCN at the senders; None means line rate.
+        faults: Ports that are down or slow for a time.
 
     Returns:
         The result, in plain numpy.
@@ -110,6 +128,9 @@ def run_phase(
         seed=seed,
         pfc=pfc or Backpressure(),
         limit_ns=limit_ns,
+        shared_buffer=shared_buffer,
+        rate_control=rate_control,
+        faults=faults,
     )
     state.run()
     return PhaseResult(**state.figures())

@@ -1,0 +1,196 @@
+"""The arrays of shared buffers, marks, rates and faults: filled from a phase's arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtune.errors import UsageError
+from xtune.sim import _extras as x
+from xtune.sim import _layout as k
+from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer, rate_changes
+from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
+
+if TYPE_CHECKING:
+    from xtune.sim._state import State
+
+I64 = NDArray[np.int64]
+# Modes whose paths are connections of their own: bytes of two of them have no order to lose.
+_OF_THEIR_OWN = ("binary", "flowlet", "power_of_two")
+
+
+def unused() -> x.Extras:
+    """Arrays that the kernel never touches."""
+    line, table = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
+    return x.Extras(
+        cfg=line, real=np.zeros(1), pool=line, used=line, owner=line, far=line,
+        down=np.zeros(1, dtype=np.uint8), queue=table, flow=table, pace=np.zeros((1, 1)),
+        notes=table, notices=line, timers=line, changes=table, health=table, kept=np.zeros(1),
+        shares=np.zeros((1, 1)), lost=np.zeros((1, 1), dtype=np.uint8),
+    )  # fmt: skip
+
+
+def fill_extras(
+    state: State,
+    *,
+    pfc: Backpressure,
+    shared_buffer: SharedBuffer | None,
+    rate_control: Dcqcn | None,
+    faults: Sequence[Fault],
+) -> x.Extras:
+    """The arrays for a phase whose other arrays are filled.
+
+    Args:
+        state: The phase.
+        pfc: Flow control.
+        shared_buffer: Of every switch.
+        rate_control: Marks and senders' rates.
+        faults: Of ports.
+
+    Raises:
+        UsageError: what does not fit together.
+    """
+    _check(state, pfc, shared_buffer)
+    fabric, n = state.fabric, len(state.flows)
+    owner, far = _switches(state)
+    between = fabric.ports - 2 * fabric.hosts
+    lanes, rows = int(state.cfg[k.LANES]), len(state.pending)
+    cfg = _parameters(state, pfc, shared_buffer, rate_control)
+    flow = np.zeros((n, x.FLOW_SIZE), dtype=np.int64)
+    flow[:, x.BACK] = np.ceil(state.links_on_path * fabric.link_latency_ns / state.dt_ns)
+    for column in (x.NOTICE, x.TIMER, x.CNP_DUE, x.ALPHA_AT):
+        flow[:, column] = x.NONE
+    flow[:, x.CNP_SENT] = -cfg[x.CNP_NS]
+    back = int(flow[:, x.BACK].max())
+    pace = np.zeros((n, x.PACE_SIZE))
+    line = fabric.payload_rates()[state.flows.src]
+    pace[:, x.RATE] = pace[:, x.TARGET] = pace[:, x.LINE] = line
+    pace[:, x.ALPHA] = 1.0  # as the first notice finds it
+    return x.Extras(
+        cfg=cfg,
+        real=_gains(state, shared_buffer, rate_control),
+        pool=_pools(state, pfc, shared_buffer, far, int(owner.max()) + 1),
+        used=np.zeros(int(owner.max()) + 1, dtype=np.int64),
+        owner=owner,
+        far=far,
+        down=np.zeros(fabric.ports, dtype=np.uint8),
+        queue=np.zeros((lanes * fabric.ports, x.QUEUE_SIZE), dtype=np.int64),
+        flow=flow,
+        pace=pace,
+        notes=np.zeros((len(state.nodes) // k.NODE_SIZE, x.NOTE_SIZE), dtype=np.int64),
+        notices=np.full(2 * back + 2, x.NONE, dtype=np.int64),
+        timers=np.full(int(cfg[x.TIMEOUT_STEPS]) + back + 2, x.NONE, dtype=np.int64),
+        changes=rate_changes(faults, state.rate, state.dt_ns),
+        health=np.zeros((between, x.HEALTH_SIZE), dtype=np.int64),
+        kept=np.full(lanes * between, np.nan),
+        shares=np.full((rows, lanes * between), np.nan),
+        lost=np.zeros((rows, between), dtype=np.uint8),
+    )
+
+
+def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None) -> None:
+    if shared is None:
+        return
+    if pfc.kind == "credit":
+        raise UsageError("credits reserve buffers, they share none", "give pfc or none")
+    if (
+        pfc.kind == "none"
+        and shared.recovery == "go_back_n"
+        and state.routing.mode in _OF_THEIR_OWN
+    ):
+        raise UsageError(
+            f"go_back_n needs bytes in order, mode {state.routing.mode!r} sends by several paths",
+            "take recovery='selective'",
+        )
+
+
+def _parameters(
+    state: State, pfc: Backpressure, shared: SharedBuffer | None, rates: Dcqcn | None
+) -> I64:
+    cfg = np.zeros(x.CFG_SIZE, dtype=np.int64)
+    cfg[x.STRIKES], cfg[x.READMIT] = state.routing.strikes, state.routing.readmit_answers
+    if shared is not None:
+        cfg[x.POOLED], cfg[x.LOSSY] = 1, pfc.kind == "none"
+        cfg[x.GO_BACK_N] = cfg[x.LOSSY] and shared.recovery == "go_back_n"
+        cfg[x.TIMEOUT_STEPS] = math.ceil(shared.timeout_ns / state.dt_ns)
+    if rates is not None:
+        cfg[x.MARKING] = 1
+        cfg[x.KMIN], cfg[x.KMAX] = rates.kmin_bytes, rates.kmax_bytes
+        cfg[x.CNP_NS], cfg[x.ALPHA_NS] = rates.cnp_interval_ns, rates.alpha_timer_ns
+        cfg[x.INCREASE_NS], cfg[x.COUNTER] = rates.increase_timer_ns, rates.byte_counter
+        cfg[x.RECOVERY] = rates.fast_recovery
+    return cfg
+
+
+def _gains(state: State, shared: SharedBuffer | None, rates: Dcqcn | None) -> NDArray[np.float64]:
+    real, routing = np.zeros(x.REAL_SIZE), state.routing
+    real[x.MARK_LOW], real[x.MARK_HIGH] = routing.mark_low_occupancy, routing.mark_high_occupancy
+    real[x.MARK_TOP] = routing.mark_top_share
+    real[x.SHARE] = shared.alpha if shared is not None else 0.0
+    if rates is not None:
+        payload = PACKET_BYTES / (PACKET_BYTES + state.fabric.header_bytes)
+        real[x.PMAX], real[x.GAIN] = rates.pmax, rates.gain
+        real[x.ADDITIVE] = rates.additive_gbps / 8 * payload  # bytes per ns
+        real[x.HYPER] = rates.hyper_gbps / 8 * payload
+        real[x.LEAST] = rates.least_gbps / 8 * payload
+    return real
+
+
+def _pools(
+    state: State, pfc: Backpressure, shared: SharedBuffer | None, far: I64, count: int
+) -> I64:
+    """Bytes of each switch that its queues share: what headroom leaves."""
+    if shared is None:
+        return np.zeros(count, dtype=np.int64)
+    pool = np.full(count, shared.bytes_per_switch, dtype=np.int64)
+    if pfc.kind == "pfc":
+        headroom = 2 * state.fabric.link_latency_ns / state.dt_ns * state.rate + state.rate
+        each = np.ceil(headroom).astype(np.int64) + 2 * PACKET_BYTES
+        if shared.headroom_bytes is not None:
+            each[:] = shared.headroom_bytes
+        np.subtract.at(pool, far, each * int(state.cfg[k.LANES]))
+        if pool[:-1].min() < 1:
+            needed = shared.bytes_per_switch - int(pool[:-1].min())
+            raise UsageError(
+                f"{shared.bytes_per_switch} B a switch do not hold {needed} B of headroom",
+                "a larger shared buffer, or less headroom_bytes",
+            )
+    return pool
+
+
+def _switches(state: State) -> tuple[I64, I64]:
+    """The switch that holds each port's queue, and the one it leads to.
+
+    Hosts count as one switch more, the last; ports that no flow passes lead to them.
+    """
+    fabric = state.fabric
+    owner = fabric.port_switch()
+    hosts = int(owner.max()) + 1
+    owner = np.where(owner < 0, hosts, owner).astype(np.int64)
+    far = np.full(fabric.ports, hosts, dtype=np.int64)
+    delivery = owner[fabric.first_delivery :]
+    far[: fabric.hosts] = delivery
+    if isinstance(fabric, LeafSpine):
+        up, down = (
+            owner[fabric.first_uplink : fabric.first_downlink],
+            owner[fabric.first_downlink : fabric.first_delivery],
+        )
+        far[fabric.first_uplink : fabric.first_downlink] = np.tile(
+            down[:: fabric.leaves], fabric.leaves
+        )
+        far[fabric.first_downlink : fabric.first_delivery] = np.tile(
+            up[:: fabric.spines], fabric.spines
+        )
+        return owner, far
+    for f in range(len(state.flows)):
+        first, count = state.flow_u[f, k.ROW], state.flow_u[f, k.CHOICES]
+        for path in state.route[first : first + count]:
+            taken = path[path != k.NIL].astype(np.int64)
+            far[taken[:-1]] = owner[taken[1:]]
+            if len(taken):
+                far[taken[-1]] = delivery[state.flows.dst[f]]
+    return owner, far
