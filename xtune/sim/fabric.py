@@ -113,6 +113,11 @@ class Fabric(ABC):
 
     @property
     @abstractmethod
+    def hosts_per_leaf(self) -> int:
+        """Hosts below each leaf."""
+
+    @property
+    @abstractmethod
     def stage_first(self) -> tuple[int, ...]:
         """First port of each stage, the hosts' and the deliveries' too, and then their number."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.errors import UsageError
-from xtune.sim.fabric import Fabric, LeafSpine, Routes
+from xtune.sim.fabric import Fabric, Routes
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -181,7 +181,7 @@ def join_flows(*parts: Flows) -> Flows:
 
 
 def permutation(
-    fabric: LeafSpine, size: int = 8_000_000, *, seed: int = 1, leave_leaf: bool = True
+    fabric: Fabric, size: int = 8_000_000, *, seed: int = 1, leave_leaf: bool = True
 ) -> Flows:
     """Each host sends to one other host and receives from one.
 
@@ -194,14 +194,14 @@ def permutation(
     Raises:
         UsageError: no such permutation exists.
     """
-    n, per_leaf = fabric.hosts, fabric.hosts_per_leaf if leave_leaf else 1
-    if n < 2 * per_leaf or n < 2:
+    n = fabric.hosts
+    own = fabric.leaves_of(np.arange(n)) if leave_leaf else np.arange(n)
+    if n < 2 * np.bincount(own).max() or n < 2:
         raise UsageError("a permutation needs at least two leaves", "or leave_leaf=False")
     rng = np.random.default_rng(seed)
-    own = np.arange(n) // per_leaf
     target = rng.permutation(n)
     while True:
-        wrong = np.flatnonzero(target // per_leaf == own)
+        wrong = np.flatnonzero(own[target] == own)
         if not len(wrong):
             return build_flows(np.arange(n, dtype=np.int32), target.astype(np.int32), size)
         for i in wrong:
@@ -209,7 +209,7 @@ def permutation(
             target[i], target[j] = target[j], target[i]
 
 
-def shift(fabric: LeafSpine, size: int = 8_000_000, *, by: int | None = None) -> Flows:
+def shift(fabric: Fabric, size: int = 8_000_000, *, by: int | None = None) -> Flows:
     """Host i sends to host i + ``by``; by default to its peer below the next leaf.
 
     Args:
@@ -222,7 +222,7 @@ def shift(fabric: LeafSpine, size: int = 8_000_000, *, by: int | None = None) ->
     return build_flows(hosts, (hosts + np.int32(distance)) % np.int32(fabric.hosts), size)
 
 
-def ranks_on(fabric: LeafSpine, hosts: Sequence[int] | I32 | None, seed: int | None = None) -> I32:
+def ranks_on(fabric: Fabric, hosts: Sequence[int] | I32 | None, seed: int | None = None) -> I32:
     """The hosts of a job's ranks in rank order, int32.
 
     Args:
@@ -242,7 +242,7 @@ def ranks_on(fabric: LeafSpine, hosts: Sequence[int] | I32 | None, seed: int | N
 
 
 def ring(
-    fabric: LeafSpine,
+    fabric: Fabric,
     size: int = 8 << 20,
     *,
     seed: int | None = None,
@@ -262,7 +262,7 @@ def ring(
 
 
 def ring_steps(
-    fabric: LeafSpine,
+    fabric: Fabric,
     size: int = 8 << 20,
     *,
     seed: int | None = None,
@@ -296,13 +296,13 @@ def ring_steps(
     return build_flows(src, dst, max(1, size // n), after=np.concatenate(edges), release_ns=delay)
 
 
-def _ack_ns(fabric: LeafSpine) -> int:
-    """Way back of an acknowledgement that never waits: four links."""
-    return 4 * fabric.link_latency_ns
+def _ack_ns(fabric: Fabric) -> int:
+    """Way back of an acknowledgement that never waits: on the longest path, four links or more."""
+    return (len(fabric.stage_first) - 1) * fabric.link_latency_ns
 
 
 def halving_doubling(
-    fabric: LeafSpine,
+    fabric: Fabric,
     size: int = 8 << 20,
     *,
     release_ns: int | None = None,
@@ -338,7 +338,7 @@ def halving_doubling(
 
 
 def all_to_all(
-    fabric: LeafSpine,
+    fabric: Fabric,
     group: int = 64,
     bytes_per_pair: int = 128 << 10,
     *,
@@ -382,7 +382,7 @@ def all_to_all(
     )
 
 
-def incast(fabric: LeafSpine, fan: int, size: int = 1 << 20, *, dst: int = 0) -> Flows:
+def incast(fabric: Fabric, fan: int, size: int = 1 << 20, *, dst: int = 0) -> Flows:
     """``fan`` hosts, the last ones first, send to one host at once.
 
     Args:
@@ -401,7 +401,7 @@ def incast(fabric: LeafSpine, fan: int, size: int = 1 << 20, *, dst: int = 0) ->
 
 
 def random_pairs(
-    fabric: LeafSpine, count: int, size: int = 1 << 40, *, seed: int = 0, lane: int = 1
+    fabric: Fabric, count: int, size: int = 1 << 40, *, seed: int = 0, lane: int = 1
 ) -> Flows:
     """Background jobs: flows between random hosts below different leaves, each host in one pair.
 
