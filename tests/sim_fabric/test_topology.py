@@ -15,7 +15,9 @@ from xtune.sim.phase import PhaseResult, run_phase
 from xtune.sim.topology import FatTree, TwoTier
 from xtune.sim.up_down import UpDown
 
-SMALL = {"pods": 3, "leaves": 2, "spines": 2, "cores": 2, "hosts_per_leaf": 2}
+
+def small() -> FatTree:
+    return FatTree(pods=3, leaves=2, spines=2, cores=2, hosts_per_leaf=2)
 
 
 def as_links(fabric: LeafSpine) -> TwoTier:
@@ -53,7 +55,7 @@ def test_ports_of_both_have_the_same_names_and_switches() -> None:
     for port in range(fabric.ports):
         assert twin.port_name(port) == fabric.port_name(port)
         assert twin.port(fabric.port_name(port)) == port
-    np.testing.assert_array_equal(twin.port_switch(), fabric.port_switch())
+    np.testing.assert_array_equal(twin.port_ends(), fabric.port_ends())
     np.testing.assert_array_equal(twin.port_gbps(), fabric.port_gbps())
     assert fabric.port_name(fabric.uplink(1, 0)) == "leaf 1 -> spine 0"
     assert fabric.port_name(fabric.downlink(1, 2)) == "spine 1 -> leaf 2"
@@ -63,7 +65,7 @@ def test_ports_of_both_have_the_same_names_and_switches() -> None:
 @pytest.mark.parametrize(("dst", "switches"), [(1, 1), (2, 3), (4, 5)])
 def test_a_lone_flow_takes_the_time_of_its_links(dst: int, switches: int) -> None:
     """Below one leaf, in one pod, between pods."""
-    fabric = FatTree(**SMALL)
+    fabric = small()
     result = run_phase(fabric, build_flows([0], [dst], 3_000_000))
     # 50 B/ns; 500 ns a link; a packet of 4096 B is stored at each switch.
     by_hand = 3_000_000 / 50 + (switches + 1) * 500 + switches * 4096 / 50
@@ -77,7 +79,7 @@ def names(fabric: UpDown, src: int, dst: int) -> list[list[str]]:
 
 
 def test_paths_are_those_of_shortest_path_search() -> None:
-    fabric = FatTree(**SMALL)
+    fabric = small()
     assert names(fabric, 0, 2) == [
         ["host 0 -> leaf 0", f"leaf 0 -> spine {s}", f"spine {s} -> leaf 1", "leaf 1 -> host 2"]
         for s in (0, 1)

@@ -55,6 +55,25 @@ def heights(leaves: int, below: Sequence[int], links: Sequence[tuple[int, int]])
     return height
 
 
+def groups(height: Sequence[int], ends: I64, most: int) -> I64:
+    """The group of each switch: those up to a height that hang together; others alone.
+
+    Args:
+        height: Of each switch.
+        ends: Pairs of switches that links join; -1 for hosts.
+        most: That height.
+    """
+    group = np.arange(len(height))
+    low = np.array(height) <= most
+    joined = ends[(ends >= 0).all(axis=1)]
+    joined = joined[low[joined].all(axis=1)]
+    while True:  # every round passes the lowest number on by a link
+        before = group.copy()
+        np.minimum.at(group, joined[:, 0], before[joined[:, 1]])
+        if np.array_equal(group, before):
+            return group
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fan:
     """All shortest ways between one leaf and the switches above it.

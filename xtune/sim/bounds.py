@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtune.errors import UsageError
-from xtune.sim.fabric import PACKET_BYTES, LeafSpine
+from xtune.sim.fabric import F64, I64, PACKET_BYTES, Fabric
 from xtune.sim.flows import DRAW, Flows
 
 
-def payload_rate(fabric: LeafSpine) -> float:
+def payload_rate(fabric: Fabric) -> float:
     """Payload bytes per nanosecond of a host's link."""
     return fabric.gbps / 8 * PACKET_BYTES / (PACKET_BYTES + fabric.header_bytes)
 
 
-def flow_ns(fabric: LeafSpine, size: int, links: int = 4) -> float:
+def flow_ns(fabric: Fabric, size: int, links: int = 4) -> float:
     """Time of a flow that is alone: its size over the rate, and its way.
 
     Args:
@@ -25,40 +26,60 @@ def flow_ns(fabric: LeafSpine, size: int, links: int = 4) -> float:
     return size / payload_rate(fabric) + fabric.latency_ns(links)
 
 
-def ring_bound_ns(fabric: LeafSpine, size: int, ranks: int) -> float:
+def ring_bound_ns(fabric: Fabric, size: int, ranks: int) -> float:
     """Least time of an all-reduce: each rank sends 2(n-1)/n of ``size``, without any latency."""
     return 2 * (ranks - 1) / ranks * size / payload_rate(fabric)
 
 
-def all_to_all_bound_ns(fabric: LeafSpine, group: int, bytes_per_pair: int) -> float:
+def all_to_all_bound_ns(fabric: Fabric, group: int, bytes_per_pair: int) -> float:
     """Least time of an all-to-all: each rank sends to g-1 others, without any latency."""
     return (group - 1) * bytes_per_pair / payload_rate(fabric)
 
 
-def load_bound_ns(fabric: LeafSpine, flows: Flows) -> float:
-    """Least time of a set of flows: the busiest port at full rate, without any latency.
+def load_bound_ns(fabric: Fabric, flows: Flows) -> float:
+    """Least time of a set of flows on any paths they may take, without any latency.
 
-    Uplinks count where a flow's spine is given; a drawn one could be any.
+    The busiest of: each host's two ports; each port between switches, by flows that have no other
+    path or are given it; each group of switches (leaf, pod), by what leaves or enters it over all
+    its links.
 
     Args:
         fabric: The fabric.
         flows: The flows; all count, also background.
     """
-    per_leaf = fabric.hosts_per_leaf
+    rate = fabric.payload_rates()
+    busiest = float((_port_load(fabric, flows) / rate).max())
+    ends = fabric.port_ends()
+    inner = (ends >= 0).all(axis=1)
+    ends, rate = ends[inner], rate[inner]
+    src, dst = fabric.leaves_of(flows.src), fabric.leaves_of(flows.dst)
+    for group in fabric.groups():
+        for a, b, end in ((src, dst, 0), (dst, src, 1)):
+            apart = group[a] != group[b]
+            load = _sums(group, group[a[apart]], flows.size[apart])
+            cut = group[ends[:, 0]] != group[ends[:, 1]]
+            room = _sums(group, group[ends[cut, end]], rate[cut])
+            needed = load > 0
+            busiest = max(busiest, float((load[needed] / room[needed]).max(initial=0.0)))
+    return busiest
+
+
+def _sums(group: I64, of: I64, values: NDArray[np.generic]) -> F64:
+    return np.asarray(np.bincount(of, weights=values, minlength=len(group)), dtype=np.float64)
+
+
+def _port_load(fabric: Fabric, flows: Flows) -> F64:
+    """Bytes that each port must carry whatever is drawn."""
     load = np.zeros(fabric.ports)
     np.add.at(load, flows.src, flows.size)
     np.add.at(load, fabric.first_delivery + flows.dst, flows.size)
-    up, down = flows.src // per_leaf, flows.dst // per_leaf
-    fixed = (up != down) & (flows.spine != DRAW)
-    spine = flows.spine[fixed]
-    np.add.at(load, fabric.first_uplink + up[fixed] * fabric.spines + spine, flows.size[fixed])
-    np.add.at(load, fabric.first_downlink + spine * fabric.leaves + down[fixed], flows.size[fixed])
-    rate = np.full(fabric.ports, payload_rate(fabric))
-    if fabric.uplink_gbps is not None:
-        rate[fabric.first_uplink : fabric.first_delivery] *= fabric.uplink_gbps / fabric.gbps
-    for port, share in fabric.slow_ports:
-        rate[port] *= share
-    return float((load / rate).max())
+    count = fabric.routes(flows.src, flows.dst).count
+    path = np.where(count == 1, 0, flows.spine)
+    given = np.flatnonzero(path != DRAW)
+    ports = fabric.between(flows.src[given], flows.dst[given], path[given])
+    size = np.broadcast_to(flows.size[given, None], ports.shape)
+    np.add.at(load, ports[ports >= 0], size[ports >= 0])
+    return load
 
 
 def in_system_md1(load: float) -> float:

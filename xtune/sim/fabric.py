@@ -21,6 +21,7 @@ from xtune.errors import UsageError
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+IntArray = NDArray[np.integer]
 
 # IEEE 802.1Qbb thresholds of a switch input, as the packet simulator of bench/reference had them.
 PACKET_BYTES = 4096
@@ -122,7 +123,7 @@ class Fabric(ABC):
         """First port of each stage, the hosts' and the deliveries' too, and then their number."""
 
     @abstractmethod
-    def leaves_of(self, hosts: NDArray[np.integer]) -> I64:
+    def leaves_of(self, hosts: IntArray) -> I64:
         """The leaf above each of some hosts, int64."""
 
     @abstractmethod
@@ -130,15 +131,18 @@ class Fabric(ABC):
         """Wire rate of each port in Gb/s, without ``slow_ports``; float64."""
 
     @abstractmethod
-    def port_switch(self) -> I64:
-        """The switch that holds each port's queue, int64; -1 for hosts. Leaves come first."""
+    def port_ends(self) -> I64:
+        """Switches that each port's link leaves and reaches, int64 of shape (ports, 2).
+
+        -1 for hosts. Switches are numbered leaves first.
+        """
 
     @abstractmethod
     def port_name(self, port: int) -> str:
         """A port by its two ends."""
 
     @abstractmethod
-    def routes(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> Routes:
+    def routes(self, src: IntArray, dst: IntArray) -> Routes:
         """The equal-cost paths of each pair of hosts.
 
         Args:
@@ -146,10 +150,34 @@ class Fabric(ABC):
             dst: Receiving hosts.
         """
 
+    @abstractmethod
+    def between(self, src: IntArray, dst: IntArray, path: IntArray) -> I64:
+        """Ports between switches on given paths; -1 at a stage that a path skips.
+
+        Args:
+            src: Sending hosts.
+            dst: Receiving hosts.
+            path: Number of each one's path; of no account below one leaf.
+
+        Returns:
+            int64 of shape (flows, stages between switches).
+        """
+
+    @abstractmethod
+    def groups(self) -> list[I64]:
+        """Ways to cut the fabric: the group of each switch, for groups that hang together.
+
+        Leaves by themselves; then pods, and so on below the top tier.
+        """
+
     @property
     def ports(self) -> int:
         """Number of directed ports."""
         return self.stage_first[-1]
+
+    def port_switch(self) -> I64:
+        """The switch that holds each port's queue, int64; -1 for hosts. Leaves come first."""
+        return self.port_ends()[:, 0]
 
     @property
     def first_delivery(self) -> int:
@@ -302,7 +330,7 @@ class LeafSpine(Fabric):
         out = self.hosts + 2 * self.leaves * self.spines
         return 0, self.hosts, self.first_downlink, out, out + self.hosts
 
-    def leaves_of(self, hosts: NDArray[np.integer]) -> I64:
+    def leaves_of(self, hosts: IntArray) -> I64:
         """The leaf above each of some hosts, int64."""
         return hosts.astype(np.int64) // self.hosts_per_leaf
 
@@ -333,17 +361,39 @@ class LeafSpine(Fabric):
             rate[self.first_uplink : self.first_delivery] = self.uplink_gbps
         return rate
 
-    def port_switch(self) -> I64:
-        """The switch that holds each port's queue, int64: leaves, then spines; -1 for hosts."""
+    def port_ends(self) -> I64:
+        """Switches that each port's link leaves and reaches, int64: leaves, then spines.
+
+        -1 for hosts.
+        """
         leaf, spine = np.arange(self.leaves), self.leaves + np.arange(self.spines)
-        return np.concatenate(
+        near, host = np.repeat(leaf, self.hosts_per_leaf), np.full(self.hosts, -1)
+        up = np.repeat(leaf, self.spines), np.tile(spine, self.leaves)
+        down = np.repeat(spine, self.leaves), np.tile(leaf, self.spines)
+        ends = ((host, near), up, down, (near, host))
+        return np.concatenate([np.stack(pair, axis=1) for pair in ends])
+
+    def between(self, src: IntArray, dst: IntArray, path: IntArray) -> I64:
+        """Uplink and downlink of given paths; -1 below one leaf.
+
+        Args:
+            src: Sending hosts.
+            dst: Receiving hosts.
+            path: Spine of each.
+        """
+        up, down = self.leaves_of(src), self.leaves_of(dst)
+        ports = np.stack(
             [
-                np.full(self.hosts, -1),
-                np.repeat(leaf, self.spines),
-                np.repeat(spine, self.leaves),
-                np.repeat(leaf, self.hosts_per_leaf),
-            ]
+                self.first_uplink + up * self.spines + path,
+                self.first_downlink + path.astype(np.int64) * self.leaves + down,
+            ],
+            axis=1,
         )
+        return np.asarray(np.where((up == down)[:, None], -1, ports))
+
+    def groups(self) -> list[I64]:
+        """Each switch by itself."""
+        return [np.arange(self.leaves + self.spines)]
 
     def port_name(self, port: int) -> str:
         """A port by its two ends."""
@@ -358,7 +408,7 @@ class LeafSpine(Fabric):
         host = port - self.first_delivery
         return f"leaf {self.leaf_of(host)} -> host {host}"
 
-    def routes(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> Routes:
+    def routes(self, src: IntArray, dst: IntArray) -> Routes:
         """The paths of each pair of hosts, one a spine; below one leaf they are all the same.
 
         Args:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from xtune.errors import UsageError
 from xtune.policies.paths import DirectedLink
-from xtune.sim._ways import NONE, Fan, fan, heights, join
-from xtune.sim.fabric import BUFFER_BYTES, F64, I64, Fabric, Routes
+from xtune.sim._ways import NONE, Fan, fan, groups, heights, join
+from xtune.sim.fabric import BUFFER_BYTES, F64, I64, Fabric, IntArray, Routes
 
 _MOST_ROUTE_PORTS = 1 << 28  # 1 GiB: all pairs of 512 leaves with 256 paths of four ports
 
@@ -129,11 +129,13 @@ class UpDown(Fabric):
         first = np.cumsum([0, *(len(group) for group in groups)])
         self._stage_first = tuple(int(port) for port in first)
         self._stage = np.repeat(np.arange(len(groups)), np.diff(first))
-        self._switch = np.array([number.get(link.src, -1) for link in self._links])
+        self._ends = np.array(
+            [(number.get(link.src, -1), number.get(link.dst, -1)) for link in self._links]
+        )
         self._up: list[list[tuple[int, int]]] = [[] for _ in self.switch_names]
         self._down: list[list[tuple[int, int]]] = [[] for _ in self.switch_names]
         for port in range(self._stage_first[1], self._stage_first[-2]):
-            src, dst = number[self._links[port].src], number[self._links[port].dst]
+            src, dst = self._ends[port].tolist()
             if height[src] < height[dst]:
                 self._up[src].append((port, dst))
             else:
@@ -144,7 +146,7 @@ class UpDown(Fabric):
         """First port of each stage, the hosts' and the deliveries' too, and then their number."""
         return self._stage_first
 
-    def leaves_of(self, hosts: NDArray[np.integer]) -> I64:
+    def leaves_of(self, hosts: IntArray) -> I64:
         """The leaf above each of some hosts, int64."""
         return np.asarray(self._leaf[hosts])
 
@@ -164,9 +166,16 @@ class UpDown(Fabric):
         """Wire rate of each port in Gb/s, without ``slow_ports``; float64."""
         return self._gbps.copy()
 
-    def port_switch(self) -> I64:
-        """The switch that holds each port's queue, int64; -1 for hosts. Leaves come first."""
-        return self._switch.copy()
+    def port_ends(self) -> I64:
+        """Switches that each port's link leaves and reaches, int64 of shape (ports, 2).
+
+        -1 for hosts. Switches are numbered leaves first, as ``switch_names``.
+        """
+        return self._ends.copy()
+
+    def groups(self) -> list[I64]:
+        """Switches that hang together up to each height below the top."""
+        return [groups(self.heights, self._ends, height) for height in range(max(self.heights))]
 
     def port_name(self, port: int) -> str:
         """The name of a port's link."""
@@ -223,7 +232,7 @@ class UpDown(Fabric):
         row = self.paths(self.leaf_of(src), self.leaf_of(dst))[number]
         return (self.nic(src), *(int(p) for p in row if p != NONE), self.delivery(dst))
 
-    def routes(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> Routes:
+    def routes(self, src: IntArray, dst: IntArray) -> Routes:
         """The equal-cost paths of each pair of hosts.
 
         Args:
@@ -250,6 +259,18 @@ class UpDown(Fabric):
             row=row[at].astype(np.uint32),
             table=np.concatenate(tables),
         )
+
+    def between(self, src: IntArray, dst: IntArray, path: IntArray) -> I64:
+        """Ports between switches on given paths; -1 at a stage that a path skips.
+
+        Args:
+            src: Sending hosts.
+            dst: Receiving hosts.
+            path: Number of each one's path; of no account below one leaf.
+        """
+        routes = self.routes(src, dst)
+        ports = routes.table[routes.row + np.where(routes.links > 2, path, 0)]
+        return np.where(ports == NONE, -1, ports.astype(np.int64))
 
     def unused_ports(self) -> list[int]:
         """Ports between switches that lie on no path of any two leaves."""
