@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,19 +51,38 @@ def read_fabric(path: str | Path, hosts: Mapping[str, str] | None = None) -> Fab
         TopologyError: Something in it is no row, or there is none.
         OSError: It cannot be read.
     """
+    return fabric_of(_rows(Path(path)), hosts, source=str(path))
+
+
+def fabric_of(
+    rows: Iterable[Mapping[str, Any]],
+    hosts: Mapping[str, str] | None = None,
+    *,
+    source: str = "topology_links",
+) -> Fabric:
+    """A fabric from rows such as `read_fabric` reads.
+
+    Args:
+        rows: The rows.
+        hosts: Names for some nodes, as there.
+        source: Where the rows are from, for messages.
+
+    Raises:
+        TopologyError: Something in it is no row, or there is none.
+    """
     hosts = {} if hosts is None else hosts
     latest: dict[str, tuple[str, DirectedLink, float | None]] = {}
-    for number, row in enumerate(_rows(Path(path)), 1):
+    for number, row in enumerate(rows, 1):
         try:
             link = _link(row, hosts)
             rate = _rate(row.get("rate_gbps"))
         except (TypeError, ValueError) as error:
-            raise TopologyError(f"{path}: row {number}: {error}") from error
+            raise TopologyError(f"{source}: row {number}: {error}") from error
         when = str(row.get("ts") or "")
         if link.name not in latest or latest[link.name][0] <= when:
             latest[link.name] = (when, link, rate)
     if not latest:
-        raise TopologyError(f"{path}: no link in it")
+        raise TopologyError(f"{source}: no link in it")
     found = latest.values()
     return Fabric(
         links=tuple(link for _, link, _ in found),
