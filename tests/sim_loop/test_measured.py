@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xtune.sim.measured import constants, penalty_of, relative_error
+from xtune.sim.measured import Early, constants, penalty_of, relative_error
 from xtune.sim.response import dropped_power
 
 WARM, STEPS, FALL = 200, 1000, 0.5
@@ -47,6 +47,21 @@ def test_a_penalty_is_what_makes_its_damage(penalty: float) -> None:
     nats = math.log1p(damage(penalty))
     assert penalty_of(nats, fall=FALL, warm=WARM, steps=STEPS) == pytest.approx(penalty, abs=1e-9)
     assert penalty_of(10.0, fall=FALL, warm=WARM, steps=STEPS) == math.inf
+
+
+@pytest.mark.parametrize("late", [1e-4, 0.02, 0.7, 4.0])
+def test_the_early_surcharge_is_taken_out(late: float) -> None:
+    early = Early(penalty=8.0, iterations=150.0)
+    progress = sum(1 / (1 + late * early.factor(step)) for step in range(WARM, WARM + STEPS))
+    nats = FALL * math.log((WARM + STEPS) / (WARM + progress))
+    found = penalty_of(nats, fall=FALL, warm=WARM, steps=STEPS, early=early)
+    assert found == pytest.approx(late, rel=1e-8)
+    assert penalty_of(nats, fall=FALL, warm=WARM, steps=STEPS) > 1.2 * late
+
+
+def test_what_was_won_is_a_penalty_below_zero() -> None:
+    early = Early(penalty=8.0, iterations=150.0)
+    assert -1e-3 < penalty_of(-1e-4, fall=FALL, warm=WARM, steps=STEPS, early=early) < 0
 
 
 def test_error_powers_by_hand() -> None:

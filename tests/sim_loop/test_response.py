@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.sim_loop.made import made
 from xtune.policies.plan import Plan
 from xtune.policies.spec import Compression
 from xtune.sim.measured import constants, load
-from xtune.sim.response import Response, assumed_response, dropped_power
+from xtune.sim.response import EARLY, Response, assumed_response, dropped_power
 
 ELEMENTS = (1000, 1000)
 
@@ -62,12 +63,33 @@ def test_penalties_by_hand() -> None:
 
 
 def test_what_was_measured_is_what_is_assumed() -> None:
-    found = constants(load(), dropped_power)
+    found = constants(load(), dropped_power, EARLY)
     by_name = {p.name: p for p in assumed_response()}
     for name, constant in found.items():
         assert by_name[f"penalty_{name}"].value == pytest.approx(constant.value)
     assert "make convergence" in by_name["penalty_drop"].why
     assert all(p.assumed for p in by_name.values())
+
+
+@pytest.mark.parametrize("method", ["q4_off", "q4_g1", "drop_equal", "drop_equal_residual"])
+def test_the_response_gives_back_the_damage_it_was_measured_by(method: str) -> None:
+    document = load()
+    row, settings = document["methods"][method], document["provenance"]["settings"]
+    fall, warm, steps = (
+        document["full_precision"]["nats_per_e_fold"], settings["warm"], settings["steps"]
+    )  # fmt: skip
+    carried = row["gain"] or 1.0
+    compression = Compression(
+        error_feedback=row["gain"] is not None, residual_decay=carried,
+        residual_decay_head=carried, drop_keep_share=row["keep_share"] or 0.1,
+    )  # fmt: skip
+    bits = row["bits_input"] or 16
+    made_of = plan(row["kind"].removesuffix("_residual"), bits, row["bits_head"] or 16)
+    r = response(compression)
+    progress = sum(r.progress(made_of, step) for step in range(warm, warm + steps))
+    nats = fall * math.log((warm + steps) / (warm + progress))
+    spread = 0.004 if row["kind"] == "quantise" else 0.03  # one form for all: not each exactly
+    assert nats == pytest.approx(row["nats_per_token_change"], abs=spread)
 
 
 def test_eight_bits_are_256_times_finer_than_four() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,11 +20,19 @@ HeldOutOption = Annotated[
         help="Days at the end that are not fitted on but predicted; 0 for none.",
     ),
 ]  # fmt: skip
+ResponseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--response",
+        help="What your own convergence runs measured of compression; default: the stored runs.",
+    ),
+]
 
 
 def run(
     lake: LakeOption = None,
     held_out: HeldOutOption = None,
+    response: ResponseOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -32,8 +41,9 @@ def run(
 
     store = open_lake(lake)
     calibration = calibrate(
-        store, held_out_days=held_out, cache_dir=store.root / "studies" / ".phases"
-    )
+        store, held_out_days=held_out, response=response,
+        cache_dir=store.root / "studies" / ".phases",
+    )  # fmt: skip
     path = calibration.save(store.root / "calibrations")
     if json:
         emit_json(calibration.to_json())

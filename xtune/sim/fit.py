@@ -23,7 +23,8 @@ from xtune.sim.fit_loss import fit_loss
 from xtune.sim.fit_steps import read_steps
 from xtune.sim.fit_topology import fit_layers, fit_topology, links_of_hosts, read_links
 from xtune.sim.fit_traffic import fit_traffic, read_members
-from xtune.sim.response import assumed_response
+from xtune.sim.measured import read
+from xtune.sim.response import assumed_response, with_response
 from xtune.sim.validation import read_observed, validate
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def calibrate(
     *,
     job: str | None = None,
     held_out_days: int | None = None,
+    response: Path | None = None,
     cache_dir: Path | None = None,
 ) -> Calibration:
     """Fit the simulator to a lake, and check it against days that it was not fitted on.
@@ -57,6 +59,8 @@ def calibrate(
         job: The job to fit; by default the one with most steps.
         held_out_days: How many of the last days are held out; by default a quarter of them, at
             least one where there are two. 0 fits on all of them.
+        response: File of convergence runs of one's own, from which the response to compression
+            is fitted instead of assumed; the rest of it stays assumed.
         cache_dir: Folder of sampled phases, which the check against held-out days runs.
 
     Returns:
@@ -65,7 +69,15 @@ def calibrate(
     Raises:
         CalibrationError: The lake does not hold enough, with what is missing and how to get it.
     """
-    inputs = Inputs(lake)
+    own = None if response is None else read(response)
+    calibration = _by_days(Inputs(lake), job, held_out_days, cache_dir)
+    return calibration if own is None else with_response(calibration, *own)
+
+
+def _by_days(
+    inputs: Inputs, job: str | None, held_out_days: int | None, cache_dir: Path | None
+) -> Calibration:
+    """Fitted on the days before the held-out ones, and checked on those."""
     covered = covered_intervals(read_rates(inputs))
     cut = held_out_from(covered, held_out_days)
     if cut is None:

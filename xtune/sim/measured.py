@@ -1,27 +1,36 @@
-"""What ``make convergence`` measured of compression, as constants of the response.
+"""What convergence runs measured of compression, as constants of the response.
 
-Each run branched from a full-precision warm start, so a higher loss at its end is a number of
-uncompressed iterations lost: with a loss that falls by ``c`` nats an e-fold of iterations, a
-branch of ``S`` iterations after ``W`` that ends ``d`` nats higher made the progress of
-``(W + S) exp(-d/c) - W`` of them. The model, the text and the seeds are in the file's provenance;
-what they say of another model is an assumption.
+Of ``make convergence``, or of the user's own. Each run branched from a full-precision warm start,
+so a higher loss at its end is a number of uncompressed iterations lost: with a loss that falls by
+``c`` nats an e-fold of iterations, a branch of ``S`` iterations after ``W`` that ends ``d`` nats
+higher made the progress of ``(W + S) exp(-d/c) - W`` of them. A constant is the penalty late in
+training under which the response itself makes that progress, its early surcharge included. The
+model, the text and the seeds are in the file's provenance; what they say of another model is an
+assumption.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import brentq, nnls
 from scipy.stats import t as student_t
+
+from xtune.errors import CalibrationError
 
 FILE = "measured_response.json"
 KINDS = ("quantise", "drop", "drop_residual", "shared")  # of methods that the constants are from
+SCHEMA_VERSION = 1
+HINT = "it is what python -m xtune.proofs.convergence --response FILE writes"
+QUANTISER = ("bits_input", "bits_head", "mean_bits", "block")
 FIRST_BITS, FIRST_BLOCK = 4, 256  # of the quantiser whose error power is the unit
 
 
@@ -45,20 +54,98 @@ def load() -> dict[str, Any]:
     return document
 
 
-def penalty_of(damage: float, *, fall: float, warm: int, steps: int) -> float:
-    """Iterations lost per iteration made.
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """A measurement of one's own, as ``make convergence`` writes it, and a digest of it.
+
+    Raises:
+        CalibrationError: It is none, or it lacks what the constants are made of.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{path}: cannot be read: {error}", HINT) from error
+    try:
+        _check(document)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CalibrationError(f"{path}: is no measured response: {what}", HINT) from error
+    text = json.dumps(document, sort_keys=True)
+    return document, hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    """Raises where the constants cannot be made of a document."""
+    if document["schema"] != SCHEMA_VERSION:
+        raise ValueError(f"schema {document['schema']!r}, this version reads {SCHEMA_VERSION}")
+    settings = document["provenance"]["settings"]
+    for name, least in (("warm", 0), ("steps", 1)):
+        if not isinstance(settings[name], int) or settings[name] < least:
+            raise ValueError(f"settings.{name} is {settings[name]!r}")
+    fall = document["full_precision"]["nats_per_e_fold"]
+    if not 0 < float(fall) < math.inf:
+        raise ValueError(f"nats_per_e_fold is {fall!r}")
+    methods = {n: row for n, row in document["methods"].items() if row["kind"] in KINDS}
+    if not methods:
+        raise ValueError(f"no method of kind {', '.join(KINDS)}")
+    for name, row in methods.items():
+        changes = row["perplexity_changes"]
+        if len(changes) != len(row["seeds"]) or not changes:
+            raise ValueError(f"{name}: a perplexity change for each seed is needed")
+        if not all(-1 < float(change) < math.inf for change in changes):
+            raise ValueError(f"{name}: perplexity_changes holds what is no change")
+        needed = QUANTISER if row["kind"] == "quantise" else ("keep_share",)
+        for part in needed:
+            if not 0 < float(row[part]) < math.inf:
+                raise ValueError(f"{name}: {part} is {row[part]!r}")
+    if not common_seeds(document):
+        raise ValueError("its methods have no seed in common")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Early:
+    """How much more compression costs early in training.
+
+    Attributes:
+        penalty: Surcharge at iteration 0, in penalties late in training.
+        iterations: Over which it fades by a factor e.
+    """
+
+    penalty: float = 0.0
+    iterations: float = 1.0
+
+    def factor(self, step: float) -> float:
+        """Penalty at an iteration, in penalties late in training."""
+        return 1.0 + self.penalty * math.exp(-step / self.iterations)
+
+
+LATE = Early()  # no surcharge
+
+
+def penalty_of(damage: float, *, fall: float, warm: int, steps: int, early: Early = LATE) -> float:
+    """Penalty late in training of a branch: iterations lost per iteration made.
 
     Args:
         damage: Nats per token above full precision at the end of the branch.
         fall: Nats per e-fold of iterations by which full precision falls.
         warm: Iterations before the branch.
         steps: Iterations of the branch.
+        early: Surcharge that the branch paid too.
 
     Returns:
         0 where nothing was lost, less where something was won; infinite where all was lost.
     """
     progress = (warm + steps) * math.exp(-damage / fall) - warm
-    return steps / progress - 1.0 if progress > 0 else math.inf
+    if progress <= 0:
+        return math.inf
+    factors = np.array([early.factor(step) for step in range(warm, warm + steps)])
+    if progress >= steps:  # to first order: what was won is noise
+        return (steps / progress - 1.0) / float(factors.mean())
+
+    def excess(penalty: float) -> float:
+        return float((1.0 / (1.0 + penalty * factors)).sum()) - progress
+
+    # No factor is below 1, so twice what it were without a surcharge is more than enough.
+    return float(brentq(excess, 0.0, 2 * (steps / progress - 1.0), xtol=1e-15, rtol=1e-12))
 
 
 def error_feedback_parts(carried: float) -> tuple[float, float]:
@@ -92,14 +179,21 @@ def relative_error(bits_input: int, bits_head: int, mean_bits: float, block: int
     return power * math.log(block) / math.log(FIRST_BLOCK)
 
 
+def common_seeds(document: Mapping[str, Any]) -> list[int]:
+    """Random seeds that every method was run with."""
+    rows = [row for row in document["methods"].values() if row["kind"] in KINDS]
+    return sorted(set.intersection(*(set(row["seeds"]) for row in rows))) if rows else []
+
+
 def constants(
-    document: Mapping[str, Any], dropped_power: Callable[[float], float]
+    document: Mapping[str, Any], dropped_power: Callable[[float], float], early: Early = LATE
 ) -> dict[str, Constant]:
     """Constants of the response from a measurement.
 
     Args:
         document: What `load` gives.
         dropped_power: Share of a gradient's power that keeping a share of elements loses.
+        early: Surcharge early in training, which each branch paid for the iterations it made.
 
     Returns:
         Those that were measured, by name: ``lost`` and ``noise``, penalties of 4 bits for what is
@@ -107,23 +201,28 @@ def constants(
         ``drop_residual`` and ``shared``, penalty per square of the power that is not sent, without
         and with a residual, and under a shared selection.
     """
-    rows = document["methods"]
-    common = sorted(set.intersection(*(set(row["seeds"]) for row in rows.values())))
-    fits = [_one_seed(document, seed, dropped_power) for seed in common]
+    common = common_seeds(document)
+    fits = [_one_seed(document, seed, dropped_power, early) for seed in common]
     return {name: _interval([fit[name] for fit in fits]) for name in (fits[0] if fits else ())}
 
 
 def _one_seed(
-    document: Mapping[str, Any], seed: int, dropped_power: Callable[[float], float]
+    document: Mapping[str, Any],
+    seed: int,
+    dropped_power: Callable[[float], float],
+    early: Early,
 ) -> dict[str, float]:
     settings = document["provenance"]["settings"]
     fall = document["full_precision"]["nats_per_e_fold"]
     by_kind: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
     for row in document["methods"].values():
+        if row["kind"] not in KINDS:
+            continue
         change = row["perplexity_changes"][row["seeds"].index(seed)]
         lost = penalty_of(
-            math.log1p(change), fall=fall, warm=settings["warm"], steps=settings["steps"]
-        )
+            math.log1p(change), fall=fall, warm=settings["warm"], steps=settings["steps"],
+            early=early,
+        )  # fmt: skip
         by_kind.setdefault(row["kind"], []).append((row, lost))
     out: dict[str, float] = {}
     fine = [(r, lost) for r, lost in by_kind.get("quantise", []) if r["bits_input"] >= FIRST_BITS]
