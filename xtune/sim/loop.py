@@ -20,6 +20,7 @@ from xtune.policies.controller import Controller
 from xtune.policies.plan import Plan
 from xtune.policies.spec import Policy, Routing
 from xtune.sim.background import Background
+from xtune.sim.beside import traffic_beside
 from xtune.sim.cache import SAMPLES, PhaseCache, Phases
 from xtune.sim.calibration import Calibration
 from xtune.sim.network import CLEAR, Network, State, scope_notes
@@ -145,6 +146,8 @@ class _Loop:
             else None
         )
         self._times: dict[tuple[str, int, State, int], float] = {}
+        self._beside = traffic_beside(calibration)
+        self._beside_times: dict[tuple[State, int], float] = {}
         self._buckets_times: dict[tuple[int, State, int], F64] = {}
         self._ready = self._ready_shares()
         self.completions: list[F64] = []
@@ -249,7 +252,17 @@ class _Loop:
             takes = self._changing(traffic, start, ready)
             ends = finish_times(ready, takes)
         self.completions.append(ends - ready)
-        return max(compute_s, float(ends[-1])), float(takes.sum())
+        beside = self._beside_s(stretch.state, stretch.place % SAMPLES) if self._beside else 0.0
+        return max(compute_s, float(ends[-1])) + beside, float(takes.sum())
+
+    def _beside_s(self, state: State, place: int) -> float:
+        """Seconds of an iteration's traffic beside data parallel, under the state at its start."""
+        if (state, place) not in self._beside_times:
+            self._beside_times[state, place] = sum(
+                b.per_step * self._phase(b.pattern, b.bytes_per_host, state, place)
+                for b in self._beside
+            )
+        return self._beside_times[state, place]
 
     def _steady(self, traffic: Wire, state: State, place: int) -> F64:
         """Seconds of each bucket while the background stays as it is."""

@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from xtune.sim.beside import optional
 from xtune.sim.calibration import Calibration
 from xtune.sim.fabric import LeafSpine
-from xtune.sim.flows import Flows, build_flows
+from xtune.sim.flows import Flows, all_to_all, build_flows
 
-# Beyond this many job hosts a slice of the fabric stands for all of it: a phase of 64 hosts takes
-# milliseconds, and what a policy changes happens at single ports.
+# Beyond this many job hosts a slice of the fabric stands for all of it, unless the calibration
+# says otherwise (``slice_hosts``): a phase of 64 hosts takes milliseconds, and what a policy
+# changes happens at single ports. It lies where fixed paths collide at many ports at once.
 SLICE_HOSTS = 64
+PEERS = 64  # that a host exchanges with in an all-to-all; of more ranks these stand for all
 # Hosts a leaf that only carry background; with all of them at line rate the depth is 8.
 BACKGROUND_HOSTS = 7
 DEEPEST = float(BACKGROUND_HOSTS + 1)
@@ -69,6 +72,7 @@ class Network:
             spread evenly, so that they never meet each other.
         same_lane_share: Share of episodes whose traffic is marked like the job's own.
         slice_of: Job hosts that this stands for, where it is a slice; else None.
+        rings: Rings that run side by side: each k-th host is in the same one.
     """
 
     leaves: int
@@ -79,6 +83,7 @@ class Network:
     ecmp_share: float
     same_lane_share: float
     slice_of: int | None
+    rings: int = 1
 
     @classmethod
     def of(cls, calibration: Calibration) -> Network:
@@ -88,18 +93,20 @@ class Network:
         spines = max(1, int(calibration["spines"]))
         per_leaf = math.ceil(hosts / leaves)
         slice_of = None
-        if per_leaf * leaves > SLICE_HOSTS:
+        limit = int(optional(calibration, "slice_hosts", SLICE_HOSTS))
+        if per_leaf * leaves > limit:
             slice_of = hosts
-            most = max(1, SLICE_HOSTS // 4)  # at least four leaves stay, if there are four
+            most = max(1, limit // 4)  # at least four leaves stay, if there are four
             if per_leaf > most:
                 spines = max(1, round(spines * most / per_leaf))
                 per_leaf = most
-            leaves = max(1, min(leaves, SLICE_HOSTS // per_leaf))
+            leaves = max(1, min(leaves, limit // per_leaf))
         return cls(
             leaves=leaves, spines=spines, job_per_leaf=per_leaf, gbps=calibration["rate_gbps"],
             latency_ns=round(calibration["link_latency_ns"]),
             ecmp_share=calibration["ecmp_share"],
             same_lane_share=calibration["same_lane_share"], slice_of=slice_of,
+            rings=max(1, int(optional(calibration, "job_rings", 1.0))),
         )  # fmt: skip
 
     @property
@@ -129,35 +136,43 @@ class Network:
         """One phase of the job.
 
         Args:
-            collective: ``ring``: each host sends to the next; ``all_to_all``: to all others.
+            collective: ``ring``: each host sends to the next of its ring; ``all_to_all``: to all
+                others, or to ``PEERS`` of them; ``pipeline``: to its peer below the next leaf.
             bytes_per_host: What each host sends in total.
             seed: Draws the paths of the share of flows that has none assigned.
         """
         job = self.job
-        if collective == "ring":
-            flows = build_flows(job, np.roll(job, -1), max(1, bytes_per_host))
-            flows = replace(flows, spine=((job // self.hosts_per_leaf) % self.spines))
+        if collective in ("ring", "pipeline"):
+            by = self.job_per_leaf if self.leaves > 1 else 1
+            if collective == "ring":
+                by = min(self.rings, len(job) - 1)
+            flows = build_flows(job, np.roll(job, -by), max(1, bytes_per_host))
+            # Hosts of one leaf that send out of it do so through spines of their own.
+            place = job // self.hosts_per_leaf + job % self.hosts_per_leaf
+            spine = place % self.spines
         elif collective == "all_to_all":
-            n = len(job)
-            hop = np.arange(1, n)
-            source = np.repeat(np.arange(n), n - 1)
-            target = (np.arange(n)[:, None] + hop[None, :]).ravel() % n
-            ids = np.arange(len(source), dtype=np.int32).reshape(n, n - 1)
-            chains = min(CHAINS, n - 1)
-            after = np.stack([ids[:, :-chains].ravel(), ids[:, chains:].ravel()], axis=1)
-            flows = build_flows(
-                job[source], job[target], max(1, bytes_per_host // (n - 1)), after=after,
-                release_ns=4 * self.latency_ns,
-            )  # fmt: skip
-            # Peers in turn over the spines: even in number at every moment of a shifted exchange.
-            flows = replace(flows, spine=((source + target) % self.spines).astype(np.int32))
+            flows, spine = self._all_to_all(bytes_per_host)
         else:
             raise ValueError(f"collective {collective!r}")
         if self.ecmp_share > 0:
             rng = np.random.default_rng([seed, 1])
             drawn = rng.random(len(flows)) < self.ecmp_share
-            flows = replace(flows, spine=np.where(drawn, -1, flows.spine).astype(np.int32))
-        return flows
+            spine = np.where(drawn, rng.integers(0, self.spines, len(flows)), spine)
+        return replace(flows, spine=spine.astype(np.int32))
+
+    def _all_to_all(self, bytes_per_host: int) -> tuple[Flows, np.ndarray]:
+        job = self.job
+        group = next(g for g in range(min(PEERS, len(job)), 0, -1) if len(job) % g == 0)
+        if group < 2:
+            group = len(job)
+        flows = all_to_all(
+            self.fabric(), group, max(1, bytes_per_host // (group - 1)),
+            chains=min(CHAINS, group - 1), hosts=job, release_ns=4 * self.latency_ns,
+        )  # fmt: skip
+        # Peers in turn over the spines: even in number at every moment of a shifted exchange.
+        rank = np.empty(job.max() + 1, dtype=np.int64)
+        rank[job] = np.arange(len(job)) // (len(job) // group)
+        return flows, (rank[flows.src] + rank[flows.dst]) % self.spines
 
     def background(
         self, state: State, place: int
@@ -188,12 +203,17 @@ class Network:
             other = (leaf + 1 + place // self.leaves % (self.leaves - 1)) % self.leaves
             targets = other * per + self.job_per_leaf + np.arange(count, dtype=np.int32)
             flows = build_flows(sources, targets, ENDLESS)
-            spine = np.full(count, leaf % self.spines, dtype=np.int32)
+            spine = np.full(count, self._ring_spine(leaf, place), dtype=np.int32)
             flows = flows.with_paths(spine, spine)
         # Golden-ratio steps: any run of places has close to the asked share in the same lane.
         same = (place * 0.6180339887498949) % 1.0 < self.same_lane_share
         slow = ((int(sources[-1]), rest),) if rest > 1e-6 else ()
         return flows.in_background(lane=0 if same else 1), slow
+
+    def _ring_spine(self, leaf: int, seed: int) -> int:
+        """Spine that the ring's last flow out of a leaf takes where nothing moves it."""
+        last = (leaf + 1) * self.job_per_leaf - 1
+        return int(self.flows("ring", 1, seed).spine[last])
 
 
 def scope_notes(calibration: Calibration) -> tuple[str, ...]:
