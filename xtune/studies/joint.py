@@ -12,6 +12,9 @@ STUDY = Study(
     base="joint",
     space={
         "period.iterations": Dimension(low=5, high=1000, log=True),
+        # With rungs of their own, levels 1 and 2 are two.
+        "bus.enter_slowdown[1]": Dimension(low=1.35, high=2.0),
+        "bus.exit_slowdown[1]": Dimension(low=1.1, high=1.5),
         "compression.rung_by_level[0]": Dimension(low=0, high=3),
         "compression.rung_by_level[1]": Dimension(low=1, high=3),
         "compression.rung_by_level[2]": Dimension(low=2, high=3),

@@ -6,9 +6,10 @@ from xtune.studies._base import Dimension, Study
 
 # Left out, since no run of the simulator reacts to them: routing.strikes and
 # routing.readmit_answers (no probe is lost in it), routing.order (all its paths between two leaves
-# are alike), routing.stale_ns, routing.yield_ns. Left out too, since their price is not in it:
-# routing.probe_interval_ns (probes are free there) and routing.unit_bytes (order is put right for
-# free).
+# are alike), routing.stale_ns, routing.yield_ns; of the bus the thresholds of level 2 (the policy
+# compresses alike at levels 1 and 2) and of level 3 (the router's own level is there first).
+# Left out too, since their price is not in it: routing.probe_interval_ns (probes are free there)
+# and routing.unit_bytes (order is put right for free).
 ROUTING = {
     "routing.forecast": Dimension(),
     "routing.window_readings": Dimension(low=2, high=32, log=True),
@@ -24,11 +25,7 @@ ROUTING = {
 }
 BUS = {
     "bus.enter_slowdown[0]": Dimension(low=1.06, high=1.4),
-    "bus.enter_slowdown[1]": Dimension(low=1.35, high=2.0),
-    "bus.enter_slowdown[2]": Dimension(low=2.0, high=4.0),
     "bus.exit_slowdown[0]": Dimension(low=1.01, high=1.2),
-    "bus.exit_slowdown[1]": Dimension(low=1.1, high=1.5),
-    "bus.exit_slowdown[2]": Dimension(low=1.5, high=2.5),
     "bus.smoothing": Dimension(low=0.02, high=1.0, log=True),
 }
 
