@@ -12,8 +12,8 @@ from tests.sim_loop.made import BUCKETS, ELEMENTS, made
 from xtune.policies.compress.wire import plan_wire_bytes
 from xtune.policies.controller import Controller
 from xtune.policies.presets import preset
-from xtune.sim.calibration import LayerShape
-from xtune.sim.workload import Workload, cut_into_buckets
+from xtune.sim.calibration import Calibration, LayerShape
+from xtune.sim.workload import Workload, apart_by_ranks, cut_into_buckets
 
 
 def workload(name: str, **values: float) -> tuple[Workload, Controller]:
@@ -81,3 +81,29 @@ def test_equal_layers_fall_into_equal_buckets() -> None:
     layers = [LayerShape(name=str(i), elements=10, depth=0.0) for i in range(8)]
     assert cut_into_buckets(layers, [7, 7]) == [[7, 6, 5, 4], [3, 2, 1, 0]]
     assert cut_into_buckets(layers, [1, 3]) == [[7, 6], [5, 4, 3, 2, 1, 0]]
+
+
+def test_experts_are_reduced_among_their_copies_alone() -> None:
+    """Half of each bucket's elements have 2 copies: they travel 2 * 1/2 times, not 2 * 7/8."""
+    calibration = made()
+    layers = tuple(
+        replace(layer, ranks=2 if i % 2 else 0) for i, layer in enumerate(calibration.layers)
+    )
+    spread = replace(calibration, layers=layers)
+    assert spread.fingerprint != calibration.fingerprint
+    assert Calibration.from_json(spread.to_json()) == spread
+    for name in ("static_dense", "fixed_drop", "joint"):
+        policy = preset(name)
+        work = Workload(spread, policy.compression)
+        controller = Controller(policy, work.layers, work.world)
+        plan = controller.plan
+        if name == "joint":
+            plan = replace(plan, mode="quantise", bits=(4,) * len(layers))
+        whole, few = (Workload(made(ranks=r), policy.compression).under(plan) for r in (8.0, 2.0))
+        half = (whole.total_bytes + few.total_bytes) / 2
+        assert work.under(plan).total_bytes == pytest.approx(half, rel=1e-4)
+    assert work.bf16_bytes == 4 * (350_000_000 + 200_000_000) // 2
+    shapes = [
+        LayerShape(name=str(i), elements=1, depth=0.0, ranks=r) for i, r in enumerate([0, 4, 0])
+    ]
+    assert apart_by_ranks(shapes, [[2, 1], [0]]) == [[2], [1], [0]]

@@ -89,11 +89,20 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
-    """One layer of the job's model. ``depth``: 0 at the input, 1 at the head."""
+    """One layer of the job's model, as one rank holds it.
+
+    Attributes:
+        name: Of the layer.
+        elements: Elements of its gradient.
+        depth: 0 at the input, 1 at the head.
+        ranks: Ranks that reduce it among each other; 0: as many as the calibration says. Experts
+            that are spread over ranks have fewer copies than the other layers.
+    """
 
     name: str
     elements: int
     depth: float
+    ranks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +153,10 @@ class Calibration:
             "job": self.job,
             "values": {name: _canonical(p.value) for name, p in sorted(self.parameters.items())},
             "buckets": self.buckets,
-            "layers": [(layer.name, layer.elements, layer.depth) for layer in self.layers],
+            "layers": [
+                (layer.name, layer.elements, layer.depth, *([layer.ranks] if layer.ranks else []))
+                for layer in self.layers
+            ],
             "loss_kind": self.loss_kind,
             "inputs": dict(sorted(self.inputs.items())),
         }

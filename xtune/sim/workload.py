@@ -58,6 +58,15 @@ def cut_into_buckets(layers: Sequence[LayerShape], sizes: Sequence[int]) -> list
     return [bucket for bucket in buckets if bucket]
 
 
+def apart_by_ranks(layers: Sequence[LayerShape], buckets: list[list[int]]) -> list[list[int]]:
+    """The buckets, each cut in one for every group of ranks that its layers are reduced in."""
+    return [
+        [i for i in bucket if layers[i].ranks == ranks]
+        for bucket in buckets
+        for ranks in dict.fromkeys(layers[i].ranks for i in bucket)
+    ]
+
+
 class Workload:
     """The job's gradients.
 
@@ -74,13 +83,13 @@ class Workload:
             for layer in calibration.layers
         )
         self.elements = [layer.elements for layer in self.layers]
-        self.buckets = cut_into_buckets(calibration.layers, calibration.buckets)
+        cut = cut_into_buckets(calibration.layers, calibration.buckets)
+        self.buckets = apart_by_ranks(calibration.layers, cut)
+        worlds = [layer.ranks or self.world for layer in calibration.layers]
+        self._worlds = [worlds[bucket[0]] for bucket in self.buckets]
         self._compression = compression
         self._codec_s = calibration["codec_s_per_element"]
-        self._bases = wire.block_bases(
-            self.elements, world=self.world, block=compression.block,
-            dense_below=compression.dense_below_elements,
-        )  # fmt: skip
+        self._bases = self._block_bases(worlds)
         self._plans: dict[tuple[str, tuple[int, ...], float], Wire] = {}
         self.bf16_bytes = self._dense(wire.BF16_BYTES)
         self.fp32_bytes = self._dense(wire.FP32_BYTES)
@@ -96,42 +105,59 @@ class Workload:
         """Elements of each bucket."""
         return [sum(self.elements[i] for i in bucket) for bucket in self.buckets]
 
+    def _block_bases(self, worlds: Sequence[int]) -> list[int]:
+        """First owner of each layer, counted among the layers of its group of ranks."""
+        bases = [0] * len(worlds)
+        for world in set(worlds):
+            own = [i for i, ranks in enumerate(worlds) if ranks == world]
+            found = wire.block_bases(
+                [self.elements[i] for i in own], world=world, block=self._compression.block,
+                dense_below=self._compression.dense_below_elements,
+            )  # fmt: skip
+            for i, base in zip(own, found, strict=True):
+                bases[i] = base
+        return bases
+
     def _dense(self, element_bytes: int) -> int:
-        return sum(wire.dense_bytes(n, self.world, element_bytes) for n in self.bucket_elements())
+        sizes = zip(self.bucket_elements(), self._worlds, strict=True)
+        return sum(wire.dense_bytes(n, world, element_bytes) for n, world in sizes)
 
     def _make(self, plan: Plan) -> Wire:
         counts = self.bucket_elements()
+        sized = list(zip(counts, self._worlds, strict=True))
         if plan.mode == "dense":
-            sizes = [wire.dense_bucket_bytes(n, self.element_bytes, self.world) for n in counts]
+            sizes = [wire.dense_bucket_bytes(n, self.element_bytes, w) for n, w in sized]
             return Wire(patterns=RING, bucket_bytes=tuple(sizes), codec_s=(0.0,) * len(counts))
         codec = tuple(n * self._codec_s for n in counts)
         if plan.mode == "drop":
             keep = self._compression.drop_keep_share
-            sizes = [wire.drop_wire_bytes(n, keep, self.world) for n in counts]
+            sizes = [wire.drop_wire_bytes(n, keep, w) for n, w in sized]
             return Wire(patterns=RING, bucket_bytes=tuple(sizes), codec_s=codec)
         if plan.mode == "shared":
-            sizes = [self._shared(bucket, plan.keep_share) for bucket in self.buckets]
+            sizes = [self._shared(i, plan.keep_share) for i in range(len(counts))]
             return Wire(patterns=TWO_PHASE, bucket_bytes=tuple(sizes), codec_s=codec)
-        sizes = [self._two_phase(bucket, plan.bits) for bucket in self.buckets]
+        sizes = [self._two_phase(i, plan.bits) for i in range(len(counts))]
         if plan.mode != "quantise":
             codec = (0.0,) * len(counts)
         return Wire(patterns=TWO_PHASE, bucket_bytes=tuple(sizes), codec_s=codec)
 
-    def _two_phase(self, bucket: Sequence[int], bits: Sequence[int]) -> int:
+    def _two_phase(self, number: int, bits: Sequence[int]) -> int:
+        bucket, world = self.buckets[number], self._worlds[number]
         below = self._compression.dense_below_elements
         payload = wire.payload_bytes(
             [self.elements[i] for i in bucket],
             [wire.effective_bits(self.elements[i], bits[i], below) for i in bucket],
             [self._bases[i] for i in bucket],
-            world=self.world, block=self._compression.block,
+            world=world, block=self._compression.block,
         )  # fmt: skip
-        return wire.two_phase_bytes(payload, self.world)
+        return wire.two_phase_bytes(payload, world)
 
-    def _shared(self, bucket: Sequence[int], keep_share: float) -> int:
+    def _shared(self, number: int, keep_share: float) -> int:
+        bucket = self.buckets[number]
         return wire.shared_plan_bytes(
             [self.elements[i] for i in bucket],
             keep_share,
-            self.world,
+            self._worlds[number],
             dense_below=self._compression.dense_below_elements,
             seeded=self._compression.selection == "seeded",
             buckets=[range(len(bucket))],
