@@ -8,6 +8,7 @@ they happen: where the best T lies has to come out of the loop.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ class _Loop:
         self.background = Background(calibration, seed)
         self.network = Network.of(calibration)
         self.phases = Phases(self.network, policy.routing, cache)
-        self.latency_s = self._latency_s()
+        self.latency_s = start_up_s(calibration, self.workload.world)
         self.scale = self._scale(cache)
         self.compressing = policy.compression.mode != "off"
         # Fixed paths need no router; without one, congestion shows in measured times alone.
@@ -149,7 +150,7 @@ class _Loop:
         self._beside = traffic_beside(calibration)
         self._beside_times: dict[tuple[State, int], float] = {}
         self._buckets_times: dict[tuple[int, State, int], F64] = {}
-        self._ready = self._ready_shares()
+        self._ready = ready_shares(calibration, len(self.workload.buckets))
         self.completions: list[F64] = []
 
     def run(self, trace: list[Step] | None = None) -> Run:
@@ -268,13 +269,9 @@ class _Loop:
         """Seconds of each bucket while the background stays as it is."""
         key = (id(traffic), state, place)  # the workload keeps every traffic that it made
         if key not in self._buckets_times:
-            patterns = traffic.patterns
-            takes = [
-                self.latency_s + sum(self._phase(p, n // len(patterns), state, place)
-                                     for p in patterns)
-                for n in traffic.bucket_bytes
-            ]  # fmt: skip
-            self._buckets_times[key] = np.array(takes) + np.array(traffic.codec_s)
+            self._buckets_times[key] = bucket_seconds(
+                traffic, self.latency_s, lambda p, n: self._phase(p, n, state, place)
+            )
         return self._buckets_times[key]
 
     def _changing(self, traffic: Wire, start: float, ready: F64) -> F64:
@@ -319,18 +316,6 @@ class _Loop:
             return c["loss_floor"] + c["loss_scale"] * fallen
         return c["loss_floor"] + c["loss_scale"] * math.exp(-progress * c["loss_exponent"])
 
-    def _ready_shares(self) -> F64:
-        """Share of the compute time after which each bucket is ready."""
-        buckets = len(self.workload.buckets)
-        first = self.calibration["first_bucket_share"]
-        return first + (1.0 - first) * np.arange(buckets) / max(1, buckets - 1)
-
-    def _latency_s(self) -> float:
-        """A tree over all ranks and back, at most half of a measured collective."""
-        c = self.calibration
-        tree = 2 * math.ceil(math.log2(self.workload.world)) * HOPS * c["link_latency_ns"] * 1e-9
-        return min(tree, 0.5 * c["collective_s"])
-
     def _scale(self, cache: PhaseCache) -> float:
         """Measured time of a clean collective over rung A's for the same bytes on fixed paths."""
         c = self.calibration
@@ -338,6 +323,36 @@ class _Loop:
         static = Phases(self.network, Routing(mode="static"), cache)
         clean = [static.seconds("ring", round(payload), CLEAR, k) for k in range(SAMPLES)]
         return (c["collective_s"] - self.latency_s) / float(np.mean(clean))
+
+
+def ready_shares(calibration: Calibration, buckets: int) -> F64:
+    """Share of the compute time after which each bucket is ready."""
+    first = calibration["first_bucket_share"]
+    shares: F64 = first + (1.0 - first) * np.arange(buckets) / max(1, buckets - 1)
+    return shares
+
+
+def start_up_s(calibration: Calibration, world: int) -> float:
+    """A tree over all ranks and back, at most half of a measured collective."""
+    tree = 2 * math.ceil(math.log2(world)) * HOPS * calibration["link_latency_ns"] * 1e-9
+    return min(tree, 0.5 * calibration["collective_s"])
+
+
+def bucket_seconds(traffic: Wire, latency_s: float, seconds: Callable[[str, int], float]) -> F64:
+    """Seconds of each bucket: its patterns one after the other, with start-up and codec.
+
+    Args:
+        traffic: Of an iteration.
+        latency_s: Of `start_up_s`.
+        seconds: Of a pattern whose hosts send so many bytes each.
+    """
+    patterns = traffic.patterns
+    takes = [
+        latency_s + sum(seconds(p, n // len(patterns)) for p in patterns)
+        for n in traffic.bucket_bytes
+    ]
+    all_: F64 = np.array(takes) + np.array(traffic.codec_s)
+    return all_
 
 
 def finish_times(ready: F64, takes: F64) -> F64:
