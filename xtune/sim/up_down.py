@@ -244,15 +244,16 @@ class UpDown(Fabric):
         """
         pair = self.leaves_of(src) * self.leaves + self.leaves_of(dst)
         pairs, at = np.unique(pair, return_inverse=True)
-        tables, ports = [], 0
+        stages = len(self.stage_first) - 3
+        tables, ports = [np.empty((0, stages), dtype=np.uint32)], 0
         for one in pairs.tolist():
             tables.append(self.paths(one // self.leaves, one % self.leaves))
             ports += tables[-1].size
             if ports > _MOST_ROUTE_PORTS:
                 raise UsageError("the routes of these flows take over 1 GiB", "use fewer leaves")
-        count = np.array([len(table) for table in tables], dtype=np.int64)
-        hops = [int((table[:1] != NONE).sum()) for table in tables]
-        row = np.concatenate([[0], np.cumsum(count)[:-1]])
+        count = np.array([len(table) for table in tables[1:]], dtype=np.int64)
+        hops = [int((table[:1] != NONE).sum()) for table in tables[1:]]
+        row = np.cumsum(count) - count
         return Routes(
             count=count[at],
             links=np.array(hops, dtype=np.int64)[at] + 2,
