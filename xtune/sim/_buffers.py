@@ -162,7 +162,10 @@ def _mark(cfg, ex, rng, queued, to, node, size):  # type: ignore[no-untyped-def]
         queue[to, x.CAME] = 0
     backlog = queued[to] - queue[to, x.CAME]
     queue[to, x.CAME] += size
-    packets = (size + packet - 1) // packet
+    # A step's piece of a packet is none of its own: packets are counted over fragments.
+    queue[to, x.PART] += size
+    packets = queue[to, x.PART] // packet
+    queue[to, x.PART] -= packets * packet
     queue[to, x.PACKETS] += packets
     share = _marked_share(
         float(backlog), float(ex.cfg[x.KMIN]), float(ex.cfg[x.KMAX]), ex.real[x.PMAX]
@@ -173,7 +176,7 @@ def _mark(cfg, ex, rng, queued, to, node, size):  # type: ignore[no-untyped-def]
     for _ in range(packets):
         marks += _choices.draw(rng, 2**31) < chance
     queue[to, x.MARKED] += marks
-    queue[to, x.MARKED_BYTES] += min(marks * packet, size)
+    queue[to, x.MARKED_BYTES] += marks * packet
     ex.notes[node // k.NODE_SIZE, x.MARKS] += marks
 
 

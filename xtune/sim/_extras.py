@@ -5,6 +5,7 @@ A phase without any of these gets arrays of one element, which the kernel then n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numba
@@ -34,11 +35,12 @@ NONE = -1  # no flow, no step
 ) = range(23)  # fmt: skip
 # pace: float64 columns of a flow; rates in bytes per ns.
 RATE, TARGET, ALPHA, TOKENS, LINE, PACE_SIZE = range(6)
-# queue: int64 columns of a port's lane. CAME is what came in the step CAME_AT. READ_* as of the
-# last reading.
+# queue: int64 columns of a port's lane. PART of a packet; CAME is what came in the step
+# CAME_AT; READ_* as of the last reading.
 (
-    PACKETS, MARKED, MARKED_BYTES, DROPS, CAME, CAME_AT, READ_PACKETS, READ_MARKED, QUEUE_SIZE,
-) = range(9)  # fmt: skip
+    PACKETS, PART, MARKED, MARKED_BYTES, DROPS, CAME, CAME_AT, READ_PACKETS, READ_MARKED,
+    QUEUE_SIZE,
+) = range(10)  # fmt: skip
 # health: int64 columns of a port between switches.
 LOSSES, ANSWERS, OUT, HEALTH_SIZE = range(4)
 # notes: int64 columns of a fragment. OFFSET of its first byte in its flow; MARKS on its packets.
@@ -101,4 +103,5 @@ def numba_type() -> numba.types.Type:
         "notices": line, "timers": line, "changes": table, "health": table, "kept": f64[::1],
         "shares": f64[:, ::1], "lost": u8[:, ::1],
     }  # fmt: skip
-    return numba.types.NamedTuple([kinds[name] for name in Extras._fields], Extras)
+    named: Callable[..., numba.types.Type] = numba.types.NamedTuple
+    return named([kinds[name] for name in Extras._fields], Extras)

@@ -62,7 +62,10 @@ def _cut(ex, f, at_ns):  # type: ignore[no-untyped-def]
 
 @numba.njit
 def _rise(ex, f):  # type: ignore[no-untyped-def]
-    """One stage up: back to the target, then beyond it slowly, then faster."""
+    """One stage up: back to the target, then beyond it slowly, then faster.
+
+    The stages are those before this one: ``fast_recovery`` of them return to the target.
+    """
     pace, stages = ex.pace, ex.cfg[RECOVERY]
     by_time, by_bytes = ex.flow[f, TIME_STAGE], ex.flow[f, BYTE_STAGE]
     if min(by_time, by_bytes) > stages:
@@ -89,8 +92,8 @@ def allowance(ex, f, now_ns, dt_ns, least):  # type: ignore[no-untyped-def]
         pace[f, ALPHA] *= 1.0 - ex.real[GAIN]
     while now_ns - flow[f, RISE_AT] >= ex.cfg[INCREASE_NS]:
         flow[f, RISE_AT] += ex.cfg[INCREASE_NS]
-        flow[f, TIME_STAGE] += 1
         _rise(ex, f)
+        flow[f, TIME_STAGE] += 1
     waited = now_ns - flow[f, SEEN_AT]
     flow[f, SEEN_AT] = now_ns
     # What could not go for want of the port is not saved up, but for a step's and a packet's.
@@ -108,5 +111,5 @@ def spend(ex, f, size):  # type: ignore[no-untyped-def]
     ex.flow[f, COUNTED] += size
     while ex.flow[f, COUNTED] >= ex.cfg[COUNTER]:
         ex.flow[f, COUNTED] -= ex.cfg[COUNTER]
-        ex.flow[f, BYTE_STAGE] += 1
         _rise(ex, f)
+        ex.flow[f, BYTE_STAGE] += 1

@@ -162,6 +162,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
         spines_u, leaves_u = np.uintp(spines), np.uintp(leaves)
         credit, pfc = cfg[KIND] == CREDIT, cfg[KIND] == PFC
         xoff, xon, packet = cfg[XOFF], cfg[XON], cfg[PACKET]
+        fills = extras and ex.cfg[_extras.LOSSY] == 1
         # Splits take one node a queue; injections are bounded by flows that end, units that end
         # and packets that fit.
         margin = lanes * ports + lanes * hosts * (2 * (cfg[MAX_RATE] // packet) + 3)
@@ -197,7 +198,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
             for tier in range(stages + 1):
                 stage = stages + 1 - tier
                 low, high = first[stage], first[stage + 1]
-                turn = draw(rng, high - low) if extras else 0
+                turn = draw(rng, high - low) if extras and fills else 0
                 for p in range(low, high):
                     if extras:  # who comes first to a full buffer changes
                         p = low + (p - low + turn) % (high - low)
@@ -327,7 +328,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 paused[q] = 1
                                 pauses[q] += 1
                                 stopped[q] -= step
-            turn = draw(rng, hosts) if extras else 0
+            turn = draw(rng, hosts) if extras and fills else 0
             for host in range(hosts):
                 if extras:
                     host = (host + turn) % hosts
