@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xtune.reports._base import Block, Grid, Plot, Section, Text
 from xtune.reports._data import Content
 from xtune.reports._figures import INK, figure_json, number, percent
 
+MOST_FIELDS = 8  # columns that a table has room for
+MOST_ROWS = 60
+NOT_RUN = ("failed", "infeasible", "pruned")
 FOREIGN = (
     "The study's calibration is not in this lake: it was deleted, or the study is of other"
     " telemetry than the episodes on this page."
@@ -28,29 +31,8 @@ def build(content: Content) -> Sequence[Block]:
         blocks.append(Text(text=words(FOREIGN)))
     if len(fields) == 1 and done:
         blocks.append(_curve(content, study, done, fields[0]))
-    columns = [*fields, *(words(n) for n in ("time to target, s", "low", "high"))]
-    blocks.append(
-        Grid(
-            columns=[*columns, "ratio vs bf16", "ratio vs fp32", "control changes"],
-            rows=[
-                (
-                    *(row["params"][f] for f in fields),
-                    *(_short(row.get(k)) for k in ("mean", "low", "high")),
-                    *(
-                        percent(row.get("metrics", {}).get(k))
-                        for k in ("ratio_vs_bf16", "ratio_vs_fp32")
-                    ),
-                    _short(row.get("metrics", {}).get("control_changes")),
-                )
-                for row in study["trials"]
-            ],
-        )
-    )
-    blocks += [
-        Text(text=f"{row['state']}: {_chosen(row)}: {row.get('reason', '')}")
-        for row in study["trials"]
-        if row["state"] != "complete"
-    ]
+    blocks += _tables(content, study, fields)
+    blocks += _left_out(study["trials"])
     blocks += [
         Text(text=f"{words('founding document')} ({c['id']}): {c['claim']}")
         for c in study["founding_document"]
@@ -58,11 +40,62 @@ def build(content: Content) -> Sequence[Block]:
     return blocks
 
 
+def _tables(content: Content, study: Mapping[str, Any], fields: Sequence[str]) -> list[Block]:
+    """The trials, the best of a search first; with many fields, those of the best one apart."""
+    words, rows = content.words, study["trials"]
+    tables: list[Block] = []
+    if study.get("sampler", {}).get("name", "grid") != "grid":
+        rows = sorted((r for r in rows if r["state"] not in NOT_RUN), key=_rank(study))
+    if len(fields) > MOST_FIELDS:
+        if study["best"] is not None:
+            best = study["best"]["params"]
+            heads = [words(name) for name in ("parameter", "value")]
+            tables.append(Grid(columns=heads, rows=[(f, _short(best[f])) for f in fields]))
+        fields = ()
+    columns = [words("trial"), *fields, *(words(n) for n in ("time to target, s", "low", "high"))]
+    if study["objective"]["name"] != "time_to_target_s":
+        columns[len(fields) + 1] = study["objective"]["name"]
+    cells = [
+        (
+            row["number"],
+            *(_short(row["params"][f]) for f in fields),
+            *(_short(row.get(k)) for k in ("mean", "low", "high")),
+            *(percent(row.get("metrics", {}).get(k)) for k in ("ratio_vs_bf16", "ratio_vs_fp32")),
+            _short(row.get("metrics", {}).get("control_changes")),
+        )
+        for row in rows
+    ]
+    columns += ["ratio vs bf16", "ratio vs fp32", "control changes"]
+    tables.append(Grid(columns=columns, rows=cells[:MOST_ROWS], shown_of=len(cells)))
+    return tables
+
+
+def _rank(study: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[bool, float]]:
+    """Trials with all seeds first, then those of few; each by the objective."""
+    sign = -1.0 if study["objective"]["direction"] == "maximize" else 1.0
+    return lambda row: (row["state"] != "complete", sign * row["mean"])
+
+
+def _left_out(trials: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Why trials did not run whole, each reason once."""
+    reasons: dict[str, list[Mapping[str, Any]]] = {}
+    for row in trials:
+        if row["state"] in NOT_RUN:
+            reasons.setdefault(f"{row['state']}: {row.get('reason', '')}", []).append(row)
+    often = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MOST_FIELDS]
+    return [
+        Text(
+            text=f"{reason} ({_chosen(rows[0])})" if len(rows) == 1 else f"{reason} ({len(rows)})"
+        )
+        for reason, rows in often
+    ]
+
+
 def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
     seeds = len(study["provenance"]["seeds"])
     text = (
-        f"{len(done)} of {study['planned']} trials complete, {seeds} seeds each, "
-        f"{study['provenance']['iterations']} iterations, calibration {study['calibration']}; "
+        f"{study['title']}: {len(done)} of {study['planned']} trials complete, {seeds} seeds each,"
+        f" {study['provenance']['iterations']} iterations, calibration {study['calibration']}; "
         f"simulated. Intervals are 95 % bootstrap intervals over the seeds."
     )
     best = study["best"]
@@ -78,6 +111,8 @@ def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
 
 
 def _chosen(row: Mapping[str, Any]) -> str:
+    if len(row["params"]) > MOST_FIELDS:
+        return f"trial {row['number']}"
     return ", ".join(f"{name} = {value}" for name, value in row["params"].items())
 
 
@@ -136,8 +171,9 @@ def _reach(row: Mapping[str, Any], end: str) -> float | None:
     return None if row[end] is None else abs(row[end] - row["mean"])
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+def _short(value: Any) -> Any:
+    """Five digits of a number that is not whole."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-SECTION = Section(name="study", order=40, title="Regulation period", build=build)
+SECTION = Section(name="study", order=40, title="Study", build=build)

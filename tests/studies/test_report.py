@@ -1,0 +1,188 @@
+"""What a report shows of a study, on results written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import page
+from tests.pipelines.lakes import A, at, new_lake, put
+from xtune.lake import Lake
+from xtune.reports import build_report
+
+SECTIONS = {"history", "pareto", "importance", "sensitivity", "held_out", "recommendation"}
+OLD: dict[str, Any] = {
+    "schema": 1, "study": "period_T", "title": "period", "calibration": "abc", "planned": 2,
+    "objective": {"name": "time_to_target_s", "unit": "s", "direction": "minimize"},
+    "space": {"period.iterations": [50, 200]}, "best": None, "trials": [], "baselines": [],
+    "ablations": [], "assumed": [], "notes": [], "founding_document": [],
+    "provenance": {"seeds": [0, 1], "iterations": 100, "xtune": "1"},
+}  # fmt: skip
+
+
+def gain(mean: float) -> dict[str, Any]:
+    return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": 0.01, "told_apart": True}
+
+
+def trial(number: int, state: str, time_s: float | None, penalty: float = 0.0) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "number": number, "state": state, "params": {f"a.f{i}": 0.1 * number for i in range(10)},
+        "mean": time_s, "low": None, "high": None, "per_seed": [],
+    }  # fmt: skip
+    if time_s is not None:
+        row["metrics"] = {"time_to_target_s": time_s, "perplexity_penalty": penalty}
+    if state == "complete":
+        row |= {"low": time_s, "high": time_s, "gain_of_best": gain(0.02)}
+    return row
+
+
+@pytest.fixture
+def searched() -> dict[str, Any]:
+    """A search for two ends, over ten fields, with everything that can become of a trial."""
+    trials = [
+        trial(0, "complete", 105.0, 0.001),
+        trial(1, "screened", 110.0, 0.004),
+        trial(2, "complete", 100.0, 0.003),
+        *({**trial(n, "infeasible", None), "reason": "a.f0: 9 is not in 0..1"} for n in (3, 4)),
+        {**trial(5, "pruned", None), "reason": "clearly worse than trial 0"},
+        {**trial(6, "failed", None), "reason": "worker processes died on it"},
+        trial(7, "complete", 120.0, 0.002),
+    ]
+    named = {"state": "complete", "low": 1.0, "high": 2.0, "metrics": {}}
+    baselines = [{**named, "name": "static_dense", "mean": 130.0, "gain_of_best": gain(0.2)}]
+    return {
+        **OLD,
+        "study": "joint", "title": "both", "planned": 4, "trials": trials,
+        "space": {f"a.f{i}": {"low": 0, "high": 1} for i in range(10)},
+        "sampler": {"name": "tpe", "arguments": {}},
+        "objectives": [
+            {"metric": name, "name": name, "unit": "s", "direction": "minimize"}
+            for name in ("time_to_target_s", "perplexity_penalty")
+        ],
+        "counts": {"complete": 4, "pruned": 1, "infeasible": 2, "failed": 1},
+        "pareto": [0, 2],
+        "best": {**{k: trials[2][k] for k in ("number", "params", "mean", "low", "high")}},
+        "baselines": baselines,
+        "importance": {
+            "evaluator": "PED-ANOVA", "values": {"a.f0": 0.7, "a.f1": 0.3},
+            "other": {"evaluator": "f-ANOVA", "values": {"a.f0": 0.1, "a.f1": 0.9}},
+        },
+        "sensitivity": [
+            {"field": "a.f0", "values": [
+                {"value": 0.1, "mean": 100.0, "low": 99.0, "high": 101.0},
+                {"value": 0.25, "mean": 104.0, "low": 103.0, "high": 105.0}]},
+            {"field": "a.f1", "values": [
+                {"value": "holt", "mean": 100.0, "low": 99.0, "high": 101.0},
+                {"value": "ewma", "mean": 100.0, "low": 99.0, "high": 101.0}]},
+            {"field": "a.f2", "values": []},
+        ],
+        "held_out": {
+            "span": {"from": "2026-03-02T00:00:00Z", "to": "2026-03-03T00:00:00Z"},
+            "best": {"mean": 99.0, "low": 98.0, "high": 100.0}, "baselines": baselines,
+        },
+        "recommendation": {
+            "verdict": "no_difference", "text": "No difference <b>yet</b>.", "seeds_needed": 40,
+        },
+        "fidelity": {"bias": -0.012, "sd": 0.034, "windows": 20},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    made = new_lake(tmp_path / "lake")
+    put(made, "derived/link_rates", [{"ts": at(9), "interval_s": 1.0, "link": A, "level": 0}])
+    return made
+
+
+def cards(lake: Lake, folder: Path, study: dict[str, Any], **how: str) -> dict[str, Any]:
+    written = build_report(lake, folder / "report.html", study=study, **how)
+    assert written.failed == ()
+    return {c["name"]: c["blocks"] for c in json.loads(written.json.read_text())["cards"]}
+
+
+def test_an_old_result_lacks_the_new_sections(lake: Lake, tmp_path: Path) -> None:
+    found = cards(lake, tmp_path, OLD)
+    assert "study" in found
+    assert not SECTIONS & {*found}
+
+
+def test_a_search_shows_what_became_of_each_trial(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any]
+) -> None:
+    found = cards(lake, tmp_path, searched)
+    assert {*found} >= SECTIONS
+    counts, course = found["history"]
+    assert [row[:2] for row in counts["rows"]] == [
+        ["complete", "4"], ["pruned", "1"], ["infeasible", "2"], ["failed", "1"]
+    ]  # fmt: skip
+    few, every, best = course["figure"]["data"]
+    assert (few["x"], every["x"]) == ([1], [0, 2, 7])
+    assert (best["x"], best["y"]) == ([0, 1, 2, 7], [105.0, 105.0, 100.0, 100.0])
+    texts = [block["text"] for block in found["study"] if block["kind"] == "text"]
+    assert "infeasible: a.f0: 9 is not in 0..1 (2)" in texts
+    assert "pruned: clearly worse than trial 0 (trial 5)" in texts
+    values, trials = (block for block in found["study"] if block["kind"] == "grid")
+    assert values["rows"][0] == ["a.f0", 0.2]
+    # The best of all seeds first; a better one of few seeds would still stand behind them.
+    assert [row[:2] for row in trials["rows"]] == [[2, 100.0], [0, 105.0], [7, 120.0], [1, 110.0]]
+
+
+def test_front_importance_and_surroundings(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any]
+) -> None:
+    found = cards(lake, tmp_path, searched)
+    _, grid, plot = found["pareto"]
+    assert grid["rows"] == [[2, 100.0, 0.003], [0, 105.0, 0.001]]
+    front = plot["figure"]["data"][1]
+    assert (front["x"], front["y"]) == ([105.0, 100.0], [0.001, 0.003])
+    bars = found["importance"][1]["figure"]["data"]
+    assert [(bar["name"], bar["y"], bar["x"]) for bar in bars] == [
+        ("PED-ANOVA", ["a.f1", "a.f0"], [0.3, 0.7]),
+        ("f-ANOVA", ["a.f1", "a.f0"], [0.9, 0.1]),
+    ]
+    text, around = found["sensitivity"]
+    assert text["text"].endswith("Nothing changes with: a.f1.")
+    [moved] = around["figure"]["data"]
+    assert (moved["x"], moved["error_y"]["array"]) == (["0.1", "0.25"], [1.0, 1.0])
+
+
+def test_held_out_days_and_advice(lake: Lake, tmp_path: Path, searched: dict[str, Any]) -> None:
+    found = cards(lake, tmp_path, searched)
+    text, grid = found["held_out"]
+    assert "2026-03-02T00:00:00Z to 2026-03-03T00:00:00Z" in text["text"]
+    assert grid["rows"] == [
+        ["tuned policy", "99", "98", "100", None, None],
+        ["static_dense", "130", "1", "2", "20.0%", "19.0% .. 21.0%"],
+    ]
+    advice, figures = found["recommendation"]
+    assert advice["text"] == "No difference <b>yet</b>."
+    assert figures["rows"] == [
+        ["verdict", "no difference", "simulated"],
+        ["seeds that would settle it", "40", ""],
+        ["step time against the full fabric model", "-1.2%", "± 3.4%, 20 windows"],
+    ]
+
+
+@pytest.mark.parametrize("part", sorted(SECTIONS))
+def test_a_part_that_is_not_there_is_left_out(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any], part: str
+) -> None:
+    key = {"history": "counts"}.get(part, part)
+    for study in ({**searched, key: None}, {k: v for k, v in searched.items() if k != key}):
+        if key == "counts" and study.get("counts", 0) is None:
+            continue  # is never null
+        assert part not in cards(lake, tmp_path, study)
+
+
+def test_all_of_it_in_a_browser(lake: Lake, tmp_path: Path, searched: dict[str, Any]) -> None:
+    written = build_report(lake, tmp_path / "report.html", study=searched, language="zh")
+    with page(viewport={"width": 1280, "height": 900}) as tab:
+        tab.goto(written.html.as_uri())
+        tab.wait_for_selector("html[data-ready=yes]", timeout=30_000)
+        assert tab.errors == []
+        for name in ("history", "pareto", "importance", "sensitivity"):
+            assert tab.locator(f"#{name} .plot .main-svg").count() > 0
+        assert "<b>" in tab.locator("#recommendation").inner_text()
