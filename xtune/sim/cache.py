@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xtune.policies.spec import Routing
 from xtune.sim.flows import Flows
 from xtune.sim.network import BINS_PER_OCTAVE, Network, State
-from xtune.sim.phase import PhaseResult, run_phase
+from xtune.sim.phase import DEFAULT_LIMIT_NS, PhaseResult, run_phase
 
 SAMPLES = 4  # places a cell holds
 # Phases up to this size run whole. Larger ones run at two sizes, and the rate between them, which
@@ -209,15 +209,27 @@ class Phases:
         slope = max((end.phase_ns - start.phase_ns) / span, 8.0 / self.network.gbps) * 1e-9
         return self._sample(key, place, end, whole, slope)
 
-    def _phase(self, key: Key, size: int, place: int) -> PhaseResult:
-        flows = self.network.flows(key.collective, size, seed=place)
-        background, slow = self.network.background(key.state, place)
+    def run(
+        self,
+        collective: str,
+        bytes_per_host: int,
+        state: State,
+        place: int,
+        limit_ns: int = DEFAULT_LIMIT_NS,
+    ) -> PhaseResult:
+        """Rung A: the phase as it is, neither kept nor cut."""
+        flows = self.network.flows(collective, bytes_per_host, seed=place)
+        background, slow = self.network.background(state, place)
         if background is not None and self.routing.lanes == 1:
             background = replace(background, lane=0 * background.lane)
         return run_phase(
             self.network.fabric(slow), flows, routing=self.routing, background=background,
             dt_ns=1000 if int(flows.size.min()) >= SMALL_FLOW_BYTES else 500, seed=place,
+            limit_ns=limit_ns,
         )  # fmt: skip
+
+    def _phase(self, key: Key, size: int, place: int) -> PhaseResult:
+        return self.run(key.collective, size, key.state, place)
 
     def _sample(
         self, key: Key, place: int, result: PhaseResult, size: int, s_per_byte: float

@@ -36,11 +36,12 @@ class State:
     """What others do to the job for a while.
 
     Attributes:
-        depth_bin: Slowdown of a fixed path, in quarter octaves: 0 is clear, 4 is twice as slow.
+        depth_bin: Slowdown of a fixed path, in quarter octaves: 0 is clear, 4 is twice as slow. A
+            whole number in sampled phases.
         edge: The port is a job host's own (no path avoids it), not one between switches.
     """
 
-    depth_bin: int = 0
+    depth_bin: float = 0
     edge: bool = False
 
     @property
