@@ -21,11 +21,14 @@ import pytest
 from xtune.errors import StudyError, UsageError
 from xtune.executor import open_executor
 from xtune.lake import Lake
-from xtune.sim import Calibration
+from xtune.policies.presets import preset
+from xtune.policies.spec import replace_fields
+from xtune.sim import Calibration, simulate
 from xtune.studies import Options, Study, load_result, run_study
 from xtune.studies._base import all_studies
-from xtune.studies._result import against
-from xtune.studies._work import Job, run_jobs
+from xtune.studies._space import apply, check
+from xtune.studies._stats import against
+from xtune.studies._work import Job, Workers, run_jobs
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = Options(seed=3, seeds=2, iterations=150)
@@ -89,9 +92,9 @@ def test_extending_the_grid_runs_only_the_new_points(
     calibration = small[1]
     before = run(lake, calibration)
     wider = replace(STUDY, grid={"period.iterations": (10, 25, 50)})
-    done: list[int] = []
-    after = run(lake, calibration, wider, progress=lambda p: done.append(p.done))
-    assert done == [5]
+    done: list[str] = []
+    after = run(lake, calibration, wider, progress=lambda p: done.append(p.stage))
+    assert done.count("trials") == 1
     kept = [t for t in after["trials"] if t["params"]["period.iterations"] != 25]
     assert [t["mean"] for t in kept] == [t["mean"] for t in before["trials"]]
 
@@ -156,8 +159,9 @@ def test_numbers_that_make_no_run_are_refused_by_name(wrong: dict[str, Any]) -> 
 def test_few_seeds_tell_no_points_apart() -> None:
     """By hand: differences of 10 % on each seed are a verdict from five seeds on, not before."""
     best, other = [0.9] * 5, [1.0] * 5
-    assert against(best, other) == {"mean": pytest.approx(0.1), "low": pytest.approx(0.1),
-                                    "high": pytest.approx(0.1), "told_apart": True}  # fmt: skip
+    gain = against(best, other)
+    assert [gain[k] for k in ("mean", "low", "high")] == pytest.approx([0.1] * 3)
+    assert gain["told_apart"] is True
     assert against(other, best)["told_apart"] is True
     assert against(best[:4], other[:4])["told_apart"] is None
     assert against(best[:1], other[:1])["low"] is None
@@ -168,14 +172,13 @@ def test_few_seeds_tell_no_points_apart() -> None:
 
 
 def test_any_failure_is_one_evaluation_s(small: tuple[Lake, Calibration]) -> None:
-    from xtune.policies.presets import preset
-
     broken: Any = "no policy"
     jobs = [
-        Job(key=str(i), params={}, policy=p, seeds=(0,), iterations=20)
+        Job(key=str(i), params={}, policy=p, seeds=(0,), iterations=20, calibration=small[1])
         for i, p in enumerate([broken, preset("static_dense")])
     ]
-    outcomes = list(run_jobs(jobs, small[1], pool=lambda: open_executor("local", 1), cache=None))
+    with Workers(lambda: open_executor("local", 1)) as workers:
+        outcomes = list(run_jobs(jobs, workers, cache=None))
     assert [o.complete for o in outcomes] == [False, True]
     assert outcomes[0].reason.startswith("AttributeError")
 
@@ -242,15 +245,22 @@ def test_a_new_calibration_moves_the_study_aside_and_an_old_one_brings_it_back(
 def test_best_is_the_least_mean_and_gains_are_paired(
     small: tuple[Lake, Calibration], lake: Lake
 ) -> None:
+    """Its figures are those of fresh seeds, on which the baselines run too."""
     document = run(lake, small[1])
     means = [t["mean"] for t in document["trials"]]
-    assert document["best"]["mean"] == min(means)
+    best = document["best"]
+    assert means[best["number"]] == min(means)
     for trial in document["trials"]:
         assert trial["mean"] == pytest.approx(sum(trial["per_seed"]) / 2)
         assert trial["low"] <= trial["mean"] <= trial["high"]
-    best = next(t for t in document["trials"] if t["number"] == document["best"]["number"])
+    assert document["provenance"]["fresh_seeds"] == [1003, 1004]
+    policy = replace_fields(preset("joint"), best["params"])
+    runs = [simulate(policy, small[1], seed=s, iterations=150) for s in (1003, 1004)]
+    fresh = [run.metrics["time_to_target_s"] for run in runs]
+    assert best["fresh"] is True
+    assert best["per_seed"] == pytest.approx(fresh)
     base = document["baselines"][0]
-    shares = [(b - a) / b for a, b in zip(best["per_seed"], base["per_seed"], strict=True)]
+    shares = [(b - a) / b for a, b in zip(fresh, base["per_seed"], strict=True)]
     assert base["gain_of_best"]["mean"] == pytest.approx(sum(shares) / 2)
     assert document["policy"]["provenance"]["calibration"] == small[1].fingerprint
 
@@ -258,13 +268,20 @@ def test_best_is_the_least_mean_and_gains_are_paired(
 def test_a_worker_that_dies_costs_its_evaluation_only(small: tuple[Lake, Calibration]) -> None:
     """The policy kills its worker when it is unpickled; the other evaluation is done all the
     same."""
-    from xtune.policies.presets import preset
 
     def job(policy: Any, key: str) -> Job:
-        return Job(key=key, params={"preset": key}, policy=policy, seeds=(0,), iterations=50)
+        return Job(
+            key=key,
+            params={"preset": key},
+            policy=policy,
+            seeds=(0,),
+            iterations=50,
+            calibration=small[1],
+        )
 
     jobs = [job(Deadly(), "deadly"), job(preset("static_dense"), "sound")]
-    outcomes = list(run_jobs(jobs, small[1], pool=lambda: open_executor("local", 1), cache=None))
+    with Workers(lambda: open_executor("local", 1)) as workers:
+        outcomes = list(run_jobs(jobs, workers, cache=None))
     assert [(o.key, o.complete) for o in outcomes] == [("deadly", False), ("sound", True)]
     assert outcomes[0].reason == "worker processes died on it"
 
@@ -319,13 +336,10 @@ def test_kill_of_the_coordinator_loses_nothing_reported(
 
 
 def test_every_study_names_fields_of_the_policy() -> None:
-    from xtune.policies.presets import PRESETS
-    from xtune.policies.spec import replace_fields
-
     for study in all_studies().values():
+        check(study)
         for point in study.points():
-            replace_fields(PRESETS[study.base](), point)
-        assert {*study.baselines, *study.ablations} <= set(PRESETS)
+            apply(preset(study.base), point)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from xtune.errors import StudyError
 from xtune.studies._storage import open_storage, repair_journal
-from xtune.studies._trials import Outcome, TrialStore
+from xtune.studies._trials import Outcome, TrialStore, grid_distribution
 
-GRID = {"period.iterations": (10, 20)}
+GRID = {"period.iterations": grid_distribution("period.iterations", (10, 20))}
 
 
 def outcome(key: str, value: float) -> Outcome:

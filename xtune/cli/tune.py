@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +29,9 @@ from xtune.errors import NoDataError, StudyError
 if TYPE_CHECKING:
     from xtune.lake import Lake
     from xtune.sim import Calibration
+    from xtune.studies import Progress
+
+LINE_EVERY_S = 30.0
 
 
 def run(
@@ -47,7 +52,7 @@ def run(
 ) -> None:
     """Search a study; starts and resumes alike, and never repeats a finished trial."""
     from xtune.executor import open_executor
-    from xtune.studies import Options, Progress, find_study, run_study
+    from xtune.studies import Options, find_study, run_study
 
     settings = config()
     searched = find_study(study)
@@ -70,21 +75,41 @@ def run(
             yield executor
 
     with progress(f"tune {study}", None) as update:
-
-        def show(state: Progress) -> None:
-            failed = f", {state.failed} failed" if state.failed else ""
-            update(state.done, f"of {state.total}: {state.text}{failed}")
-
         document = run_study(
-            searched, store, calibration, options, pool=pool, progress=show, note=note
+            searched,
+            store,
+            calibration,
+            options,
+            pool=pool,
+            progress=_teller(update),
+            note=note,
         )
     if json:
         emit_json(document)
     else:
         show_result(document)
-    failed = next((t for t in document["trials"] if t["state"] != "complete"), None)
-    if document["best"] is None and failed:
-        raise StudyError(f"every trial failed: {failed['reason']}", "the same command tries again")
+    if document["best"] is None and document["trials"]:
+        first = document["trials"][0]
+        raise StudyError(
+            f"no trial can be used: {first['state']}: {first['reason']}",
+            "failed ones are tried again by the same command",
+        )
+
+
+def _teller(update: Callable[[int, str], None]) -> Callable[[Progress], None]:
+    """Progress on the bar; where there is none, a line on stderr now and then."""
+    said = time.monotonic()
+
+    def tell(state: Progress) -> None:
+        nonlocal said
+        failed = f", {state.failed} failed" if state.failed else ""
+        text = f"{state.stage}: {state.done} of {state.total}{failed}"
+        update(state.done, f"{text}: {state.text}")
+        if not sys.stderr.isatty() and time.monotonic() - said > LINE_EVERY_S:
+            said = time.monotonic()
+            note(text)
+
+    return tell
 
 
 def _calibration(lake: Lake) -> Calibration:
@@ -103,7 +128,10 @@ def _calibration(lake: Lake) -> Calibration:
 
 def show_result(document: dict[str, Any]) -> None:
     """The study's result as tables and a verdict."""
-    columns = ("time to target, s", "low", "high", "ratio vs bf16", "vs fp32", "changes")
+    unit = document["objective"]["unit"]
+    name = document["objective"]["name"]
+    first = "time to target, s" if name == "time_to_target_s" else f"{name}, {unit}"
+    columns = (first, "low", "high", "ratio vs bf16", "vs fp32", "changes")
 
     def cells(row: dict[str, Any]) -> tuple[Any, ...]:
         if row["state"] != "complete":
@@ -119,35 +147,38 @@ def show_result(document: dict[str, Any]) -> None:
         )
 
     fields = list(document["space"])
+    grid = document["sampler"]["name"] == "grid"
+    shown = [r for r in document["trials"] if grid or r["state"] == "complete"]
     table(
         f"study {document['study']}, simulated, calibration {document['calibration']}",
-        (*fields, *columns),
-        [(*(row["params"][f] for f in fields), *cells(row)) for row in document["trials"]],
+        ("trial", *fields, *columns),
+        [(r["number"], *(r["params"][f] for f in fields), *cells(r)) for r in shown],
     )
     for role in ("baselines", "ablations"):
         if document[role]:
             table(role, ("policy", *columns), [(r["name"], *cells(r)) for r in document[role]])
-    best = document["best"]
+    say(", ".join(f"{count} {state}" for state, count in document["counts"].items()))
+    _verdict(document, shown)
+    for claim in document["founding_document"]:
+        say(f"the founding document says ({claim['id']}): {claim['claim']}")
+
+
+def _verdict(document: dict[str, Any], shown: list[dict[str, Any]]) -> None:
+    best, unit = document["best"], document["objective"]["unit"]
     if best is None:
         say("no trial was completed")
         return
     chosen = ", ".join(f"{name} = {value}" for name, value in best["params"].items())
     span = "" if best["low"] is None else f" [{best['low']:.4g}, {best['high']:.4g}]"
-    say(f"best: {chosen}; {best['mean']:.4g} s to the target loss{span}")
-    others = [
-        row
-        for row in document["trials"]
-        if row["state"] == "complete" and row["number"] != best["number"]
-    ]
-    alike = [
-        ", ".join(str(v) for v in row["params"].values())
-        for row in others
-        if row["gain_of_best"]["told_apart"] is False
-    ]
+    drawn = "fresh seeds" if best["fresh"] else "the seeds it was picked by"
+    say(f"best: trial {best['number']}: {chosen}; {best['mean']:.4g} {unit}{span} on {drawn}")
+    others = [r for r in shown if r["state"] == "complete" and r["number"] != best["number"]]
+    alike = [str(r["number"]) for r in others if r["gain_of_best"]["told_apart"] is False]
     seeds = len(document["provenance"]["seeds"])
-    if any(row["gain_of_best"]["told_apart"] is None for row in others):
+    if any(r["gain_of_best"]["told_apart"] is None for r in others):
         say(f"{seeds} seeds are too few to tell the others from it (tune.seeds)")
     elif alike:
-        say(f"not told apart from it by {seeds} seeds: {'; '.join(alike)}")
-    for claim in document["founding_document"]:
-        say(f"the founding document says ({claim['id']}): {claim['claim']}")
+        say(f"not told apart from it by {seeds} seeds: trials {', '.join(alike)}")
+    if document["pareto"]:
+        say(f"not beaten in every objective: trials {', '.join(map(str, document['pareto']))}")
+    say(document["recommendation"]["text"])

@@ -8,8 +8,10 @@ from xtune.studies._base import (
     all_studies,
     find_study,
 )
+from xtune.studies._evaluate import Progress
+from xtune.studies._folder import kept_folder, latest_calibration
 from xtune.studies._result import load_result, with_provenance
-from xtune.studies._run import Options, Progress, compare, latest_calibration, run_study
+from xtune.studies._run import Options, compare, run_study
 
 __all__ = [
     "Constraint",
@@ -21,6 +23,7 @@ __all__ = [
     "all_studies",
     "compare",
     "find_study",
+    "kept_folder",
     "latest_calibration",
     "load_result",
     "run_study",

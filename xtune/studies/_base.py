@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from xtune.errors import StudyError
 
@@ -16,6 +17,7 @@ Value = float | int | str
 Point = dict[str, Value]
 
 SAMPLERS = ("grid", "tpe", "gp", "cmaes")
+Direction = Literal["minimize", "maximize"]
 DIRECTIONS = ("minimize", "maximize")
 
 
@@ -44,7 +46,7 @@ class Objective:
     """A metric of the simulator that is made small or large."""
 
     metric: str
-    direction: str = "minimize"
+    direction: Direction = "minimize"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

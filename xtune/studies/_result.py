@@ -1,10 +1,23 @@
-"""The study's result: one JSON document and one Parquet file, the same for the same trials."""
+"""The study's result: one JSON document and one Parquet file, the same for the same trials.
+
+``result.json``, beside what its names say:
+
+* ``trials``: in the order drawn. ``state`` is ``complete`` (its figures are of all seeds),
+  ``screened`` (it ran whole, on the search's few seeds: no interval), ``pruned``, ``infeasible``
+  or ``failed``, the last three with a ``reason``. ``gain_of_best`` is over the same seeds.
+* ``best``: of the complete ones. Its figures, and those of ``default``, ``baselines`` and
+  ``ablations``, are of seeds that nothing was picked by (``fresh_seeds``).
+* ``counts``: complete (with screened), pruned, infeasible, failed.
+* ``pareto``: numbers of the complete trials that no other beats in every objective.
+* ``held_out``: the same policies on the telemetry that was not fitted on; ``null`` without.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,110 +25,198 @@ from xtune import __version__
 from xtune.console import rfc3339
 from xtune.errors import StudyError
 from xtune.files import write_atomically
-from xtune.studies._trials import OBJECTIVE, Outcome
+from xtune.studies import _screen
+from xtune.studies._base import Objective
+from xtune.studies._search import Drawn, mean
+from xtune.studies._stats import against, hold_together, interval, recommendation
+from xtune.studies._trials import REACHES, Outcome
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
     from xtune.sim import Calibration
     from xtune.studies._base import Study
 
-# With n seeds on the same side, chance alone puts them there in 2 of 2**n cases: 6 % at five.
-FEWEST_SEEDS = 5
-# Share of the time that a difference must exceed: with common seeds two points may differ by the
-# charge of one regulation on every seed alike, far below what a calibration knows of a step.
-RESOLUTION = 1e-3
 RESULT = "result.json"
 PARTS = {
     "ablations", "assumed", "baselines", "best", "calibration", "founding_document", "notes",
     "objective", "planned", "provenance", "space", "study", "trials",
 }  # fmt: skip
 TRIALS = "trials.parquet"
+UNITS = {"_s": "s", "_per_s": "1/s"}
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+@dataclass(kw_only=True, slots=True)
+class Found:
+    """What a run of a study has come by; a part that time did not allow is missing.
+
+    Attributes:
+        trials: Of a grid: its outcomes by number. Of a search: those of the finalists.
+        drawn: Points of a search.
+        fresh: Best, default and presets on the fresh seeds, by name; the best is "".
+        held_out: The same on the held-out telemetry.
+        sensitivity: Field -> value -> outcome.
+        importance: Of the fields.
+        fidelity: Of the simulator's fast rung.
+    """
+
+    trials: dict[int, Outcome] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+    fresh: dict[str, Outcome] = field(default_factory=dict)
+    held_out: dict[str, Outcome] = field(default_factory=dict)
+    sensitivity: dict[str, list[tuple[Any, Outcome]]] = field(default_factory=dict)
+    importance: dict[str, Any] | None = None
+    fidelity: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What a result was made with.
+
+    Attributes:
+        study: What was searched.
+        calibration: The simulator's.
+        base: The policy that was searched from.
+        default: Its name.
+        seed: First seed.
+        seeds: Of the trials.
+        fresh_seeds: Of the figures that are expected.
+        search_seeds: Of the search's own runs; () for a grid.
+        iterations: Of a whole run.
+        planned: Trials that were wanted.
+        sampler: Its name and what it was made with.
+    """
+
+    study: Study
+    calibration: Calibration
+    base: Policy
+    default: str
+    seed: int
+    seeds: tuple[int, ...]
+    fresh_seeds: tuple[int, ...]
+    search_seeds: tuple[int, ...]
+    iterations: int
+    planned: int
+    sampler: Mapping[str, Any]
+
+    @property
+    def objective(self) -> Objective:
+        """The first one, which decides."""
+        return self.study.objectives[0]
+
+
+def summary(outcome: Outcome, metric: str = REACHES) -> dict[str, Any]:
     """Mean and bootstrap interval over seeds of the objective, and the mean of each metric."""
     if not outcome.complete:
-        return {"state": "failed", "reason": outcome.reason, "mean": None, "per_seed": []}
-    values = [m[OBJECTIVE] for m in outcome.per_seed]
-    mean, low, high = _interval(values)
-    metrics = {
-        name: sum(m[name] for m in outcome.per_seed) / len(values) for name in outcome.per_seed[0]
-    }
+        return {"state": outcome.state, "reason": outcome.reason, "mean": None, "per_seed": []}
+    values = [run[metric] for run in outcome.per_seed]
+    center, low, high = interval(values)
     return {
         "state": "complete",
-        "mean": mean,
+        "mean": center,
         "low": low,
         "high": high,
         "per_seed": values,
-        "metrics": metrics,
+        "metrics": _means(outcome.per_seed),
     }
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Mean and interval; one seed tells nothing of the others, so its interval is unknown."""
-    from xtune.sim import mean_interval
-
-    mean, low, high = mean_interval(values)
-    return (mean, low, high) if len(values) > 1 else (mean, None, None)
+def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Mean of each metric; None where one is not finite, as a share of a target not reached."""
+    means = {name: sum(run[name] for run in runs) / len(runs) for name in runs[0]}
+    return {name: value if math.isfinite(value) else None for name, value in means.items()}
 
 
-def against(best: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
-    """Paired difference ``other - best`` over common seeds, as a share of ``other``.
+def trial_rows(setting: Setting, found: Found, broken: Mapping[int, str]) -> list[dict[str, Any]]:
+    """A row for each trial; ``broken`` says which constraint one does not keep to."""
+    metric = setting.objective.metric
+    rows = []
+    for number in sorted({*found.trials, *(d.number for d in found.drawn)}):
+        outcome = found.trials.get(number)
+        row: dict[str, Any] = {"number": number}
+        if outcome is None:
+            drawn = next(d for d in found.drawn if d.number == number)
+            row |= {"params": dict(drawn.point), **_drawn_row(drawn, metric)}
+        else:
+            row |= {"params": dict(outcome.params), "key": outcome.key, **summary(outcome, metric)}
+            if number in broken:
+                row |= {"state": "infeasible", "reason": broken[number]}
+        rows.append(row)
+    return rows
 
-    Positive: the best is faster by that share. The interval is a bootstrap over seeds.
-    ``told_apart`` is whether it lies beyond ``RESOLUTION`` on one side of 0; ``None`` where there
-    are too few seeds to say.
-    """
-    mean, low, high = _interval([(o - b) / o for b, o in zip(best, other, strict=True)])
-    apart = None
-    if low is not None and high is not None and len(best) >= FEWEST_SEEDS:
-        apart = low > RESOLUTION or high < -RESOLUTION
-    return {"mean": mean, "low": low, "high": high, "told_apart": apart}
+
+def _drawn_row(drawn: Drawn, metric: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "state": "screened" if drawn.state == "complete" else drawn.state,
+        "reason": drawn.reason or "run on the search's seeds alone",
+        "mean": None,
+        "low": None,
+        "high": None,
+        "per_seed": [],
+    }
+    if drawn.state == "complete":
+        row |= {"mean": mean(drawn.searched, metric), "metrics": _means(drawn.searched)}
+    elif drawn.screened:
+        row["screened_mean"] = mean(drawn.screened, metric)
+    return row
+
+
+def winner(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Number of the complete trial that is best in the first objective."""
+    sign = 1.0 if setting.objective.direction == "minimize" else -1.0
+    done = [row for row in rows if row["state"] == "complete"]
+    return min(done, key=lambda row: sign * row["mean"])["number"] if done else None
 
 
 def build(
-    study: Study,
-    calibration: Calibration,
-    *,
-    seed: int,
-    seeds: Sequence[int],
-    iterations: int,
-    trials: Sequence[Outcome],
-    presets: Mapping[str, Outcome],
-    policies: Mapping[str, Policy],
-    planned: int,
+    setting: Setting, found: Found, rows: list[dict[str, Any]], policy: Policy | None
 ) -> dict[str, Any]:
-    """The document that reports and exports read; ``policies`` are by the trials' keys."""
+    """The document that reports and exports read.
+
+    Args:
+        setting: What it was made with.
+        found: What was found.
+        rows: Of :func:`trial_rows`.
+        policy: That of the best trial.
+    """
     from xtune.sim import scope_notes
 
-    rows = [
-        {"number": t.number, "params": dict(t.params), "key": t.key, **summary(t)} for t in trials
-    ]
+    study, calibration, objective = setting.study, setting.calibration, setting.objective
+    number = winner(setting, rows)
+    best = next((row for row in rows if row["number"] == number), None)
     complete = [row for row in rows if row["state"] == "complete"]
-    best = min(complete, key=lambda row: row["mean"]) if complete else None
     if best is not None:
         for row in complete:
-            row["gain_of_best"] = against(best["per_seed"], row["per_seed"])
-    named = {name: {"name": name, **summary(outcome)} for name, outcome in presets.items()}
-    if best is not None:
-        for row in named.values():
-            if row["state"] == "complete":
-                row["gain_of_best"] = against(best["per_seed"], row["per_seed"])
+            row["gain_of_best"] = against(best["per_seed"], row["per_seed"], objective.direction)
+        hold_together([row for row in complete if row is not best])
+    fresh = _compared(setting, found.fresh)
     document: dict[str, Any] = {
         "schema": 1,
         "study": study.name,
         "title": study.title,
-        "seed": seed,
+        "seed": setting.seed,
         "calibration": calibration.fingerprint,
-        "objective": {"name": OBJECTIVE, "unit": "s", "direction": "minimize"},
-        "space": {name: list(values) for name, values in study.grid.items()},
-        "planned": planned,
+        "objective": _objective(objective),
+        "objectives": [{"metric": o.metric, **_objective(o)} for o in study.objectives],
+        "constraints": [{"metric": c.metric, "at_most": c.at_most} for c in study.constraints],
+        "sampler": dict(setting.sampler),
+        "space": _space(study),
+        "planned": setting.planned,
+        "counts": _counts(rows),
         "trials": rows,
-        "best": None
-        if best is None
-        else {k: best[k] for k in ("number", "params", "mean", "low", "high", "metrics")},
-        "baselines": [named[n] for n in study.baselines if n in named],
-        "ablations": [named[n] for n in study.ablations if n in named],
+        "best": None if best is None else _best(best, found, objective.metric),
+        "pareto": _pareto(setting, complete),
+        **fresh,
+        "held_out": _held_out(setting, found),
+        "recommendation": _recommendation(setting, found),
+        "sensitivity": [
+            {
+                "field": name,
+                "values": [{"value": v, **_figures(o, objective.metric)} for v, o in values],
+            }
+            for name, values in found.sensitivity.items()
+        ],
+        "importance": found.importance,
+        "fidelity": found.fidelity,
         "assumed": [
             {"name": p.name, "value": p.value, "unit": p.unit, "why": p.why}
             for p in calibration.assumed
@@ -125,14 +226,114 @@ def build(
         "telemetry": _span(calibration),
         "provenance": {
             "xtune": __version__,
-            "seeds": list(seeds),
-            "iterations": iterations,
+            "seeds": list(setting.seeds),
+            "fresh_seeds": list(setting.fresh_seeds),
+            "search_seeds": list(setting.search_seeds),
+            "iterations": setting.iterations,
             "simulated": True,
         },
     }
-    if best is not None:
-        document["policy"] = with_provenance(policies[best["key"]], document).to_json()
+    if policy is not None and best is not None:
+        document["policy"] = with_provenance(policy, document).to_json()
     return document
+
+
+def _objective(objective: Objective) -> dict[str, Any]:
+    ends = [unit for end, unit in UNITS.items() if objective.metric.endswith(end)]
+    return {
+        "name": objective.metric,
+        "unit": ends[-1] if ends else "1",
+        "direction": objective.direction,
+    }
+
+
+def _space(study: Study) -> dict[str, Any]:
+    """Values of a grid, or ranges of a search, by field."""
+    if study.grid:
+        return {name: list(values) for name, values in study.grid.items()}
+    from xtune.studies._space import described
+
+    return {name: described(name, dimension) for name, dimension in study.space.items()}
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    states = ["complete" if row["state"] == "screened" else row["state"] for row in rows]
+    return {name: states.count(name) for name in ("complete", "pruned", "infeasible", "failed")}
+
+
+def _pareto(setting: Setting, complete: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Of several objectives: one has its best, and needs no front."""
+    objectives = setting.study.objectives
+    if len(objectives) < 2:
+        return []
+    values = {row["number"]: [row["metrics"][o.metric] for o in objectives] for row in complete}
+    return _screen.front(values, objectives)
+
+
+def _best(row: Mapping[str, Any], found: Found, metric: str) -> dict[str, Any]:
+    """Figures of the best on fresh seeds; on its own where time did not allow that."""
+    outcome = found.fresh.get("")
+    fresh = outcome is not None and outcome.complete
+    figures = summary(outcome, metric) if fresh and outcome is not None else row
+    return {
+        "number": row["number"],
+        "params": row["params"],
+        **{k: figures[k] for k in ("mean", "low", "high", "metrics", "per_seed")},
+        "fresh": fresh,
+    }
+
+
+def _compared(setting: Setting, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Default, baselines and ablations beside the best on the same seeds."""
+    objective = setting.objective
+    best = outcomes.get("")
+    rows: dict[str, dict[str, Any]] = {}
+    for name, outcome in outcomes.items():
+        if name == "":
+            continue
+        rows[name] = {"name": name, **summary(outcome, objective.metric)}
+        if best is not None and best.complete and outcome.complete:
+            mine, theirs = ([run[objective.metric] for run in o.per_seed] for o in (best, outcome))
+            rows[name]["gain_of_best"] = against(mine, theirs, objective.direction)
+    hold_together(list(rows.values()))
+    study = setting.study
+    return {
+        "default": rows.get(setting.default),
+        "baselines": [rows[n] for n in study.baselines if n in rows],
+        "ablations": [rows[n] for n in study.ablations if n in rows],
+    }
+
+
+def _held_out(setting: Setting, found: Found) -> dict[str, Any] | None:
+    held = setting.calibration.held_out
+    if held is None or "" not in found.held_out:
+        return None
+    return {
+        "calibration": held.fingerprint,
+        "span": _span(held),
+        "best": summary(found.held_out[""], setting.objective.metric),
+        **_compared(setting, found.held_out),
+    }
+
+
+def _recommendation(setting: Setting, found: Found) -> dict[str, Any]:
+    """On the held-out telemetry, where there is some; else on the fresh seeds."""
+    outcomes, where = found.fresh, "fresh seeds"
+    if found.held_out:
+        outcomes, where = found.held_out, "held-out telemetry"
+    objective = setting.objective
+    values = [
+        [run[objective.metric] for run in outcome.per_seed]
+        if (outcome := outcomes.get(name)) is not None and outcome.complete
+        else None
+        for name in ("", setting.default)
+    ]
+    return recommendation(values[0], values[1], objective.direction, where)
+
+
+def _figures(outcome: Outcome, metric: str) -> dict[str, Any]:
+    row = summary(outcome, metric)
+    return {k: row.get(k) for k in ("mean", "low", "high")}
 
 
 def _span(calibration: Calibration) -> dict[str, str | None]:
@@ -145,26 +346,32 @@ def _span(calibration: Calibration) -> dict[str, str | None]:
 
 def with_provenance(policy: Policy, document: Mapping[str, Any]) -> Policy:
     """The policy with where it is from and what it is expected to give."""
-    best = document["best"]
-    gains = {
-        row["name"]: row["gain_of_best"]
-        for row in (*document["baselines"], *document["ablations"])
-        if "gain_of_best" in row
-    }
+    best, held = document["best"], document["held_out"]
+    gains, held_out = (
+        {
+            row["name"]: row["gain_of_best"]
+            for row in (*part["baselines"], *part["ablations"])
+            if "gain_of_best" in row
+        }
+        if part
+        else {}
+        for part in (document, held)
+    )
     return replace(
         policy,
         provenance={
             "study": document["study"],
             "trial": best["number"],
             "seed": document["seed"],
-            "seeds": document["provenance"]["seeds"],
+            "seeds": document["provenance"]["fresh_seeds" if best["fresh"] else "seeds"],
             "iterations": document["provenance"]["iterations"],
             "calibration": document["calibration"],
             "telemetry": document["telemetry"],
             "expected": {
                 "source": "simulator",
-                OBJECTIVE: {k: best[k] for k in ("mean", "low", "high")},
+                document["objective"]["name"]: {k: best[k] for k in ("mean", "low", "high")},
                 "gain_over": gains,
+                "held_out_gain_over": held_out,
             },
             "assumed": [a["name"] for a in document["assumed"]],
             "xtune": __version__,
@@ -173,34 +380,38 @@ def with_provenance(policy: Policy, document: Mapping[str, Any]) -> Policy:
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write ``trials.parquet``, then ``result.json``, each whole or not at all."""
+    """Write ``trials.parquet``, then ``result.json``, each whole or not at all.
+
+    A row of the former is one seed of a trial; one without seeds of its own has a single row.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    metric = document["objective"]["name"]
+    seeds = document["provenance"]
     rows = []
     for role in ("trials", "baselines", "ablations"):
+        drawn = seeds["seeds"] if role == "trials" else seeds["fresh_seeds"]
         for row in document[role]:
-            name = row.get("name")
-            values = row.get("per_seed", [])
-            for seed, value in zip(document["provenance"]["seeds"], values, strict=False):
-                rows.append(
-                    {
-                        "role": role.removesuffix("s"),
-                        "name": name,
-                        "number": row.get("number"),
-                        "params": json.dumps(row.get("params", {}), sort_keys=True),
-                        "seed": seed,
-                        OBJECTIVE: value,
-                    }
-                )
+            values = row["per_seed"]
+            same = {
+                "role": role.removesuffix("s"),
+                "name": row.get("name"),
+                "number": row.get("number"),
+                "state": row["state"],
+                "params": json.dumps(row.get("params", {}), sort_keys=True),
+            }
+            pairs = list(zip(drawn, values, strict=True)) if values else [(None, row["mean"])]
+            rows += [{**same, "seed": seed, metric: value} for seed, value in pairs]
     schema = pa.schema(
         [
             ("role", pa.string()),
             ("name", pa.string()),
             ("number", pa.int64()),
+            ("state", pa.string()),
             ("params", pa.string()),
             ("seed", pa.int64()),
-            (OBJECTIVE, pa.float64()),
+            (metric, pa.float64()),
         ],
         metadata={"xtune.schema": "1", "xtune.version": __version__},
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,80 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 JOURNAL = "journal.log"
+LOCK = ".lock"
+# File systems on which locks, or appends of two hosts, do not hold what a journal needs.
+NETWORK = (
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs",
+    "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.ceph", "pvfs2", "orangefs", "panfs",
+)  # fmt: skip
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a study's folder for this process; a killed one lets go of it.
+
+    Raises:
+        StudyError: Another process has it.
+    """
+    with (folder / LOCK).open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise StudyError(
+                f"{folder}: another xtune tune runs this study (process {stream.read().strip()})",
+                "wait for it, or give both --storage postgresql+psycopg://...",
+            ) from error
+        except OSError:  # a file system without locks: as before there were any
+            pass
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        # Optuna's own lock of the journal outlives a killed process, and is waited for.
+        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+        yield
+
+
+def network_warning(folder: Path, url: str, mounts: str | None = None) -> str | None:
+    """What to tell of a journal or an SQLite file on a network file system.
+
+    Args:
+        folder: The study's.
+        url: The storage; "" is the journal.
+        mounts: Text of ``/proc/mounts``; ``None`` reads it.
+    """
+    path = folder
+    if url:
+        if not url.startswith("sqlite:///"):
+            return None
+        path = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    kind = file_system(path.absolute(), _mounts() if mounts is None else mounts)
+    if kind not in NETWORK:
+        return None
+    return (
+        f"{path} is on a network file system ({kind}): a file there may be spoilt by a lost lock;"
+        " --storage postgresql+psycopg://... is safe"
+    )
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """Type of the file system that a path is on; "" where that is not known."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) < 3:
+            continue
+        place = words[1].replace("\\040", " ")
+        if path.is_relative_to(place) and len(place) >= len(best):
+            best, kind = place, words[2]
+    return kind
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def repair_journal(path: Path) -> Path | None:
