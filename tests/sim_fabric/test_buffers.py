@@ -232,7 +232,7 @@ def test_values_that_make_no_buffer_are_refused(wrong: dict[str, object]) -> Non
 
 
 @st.composite
-def faults(draw: st.DrawFn, fabric: LeafSpine) -> list[Fault]:
+def some_faults(draw: st.DrawFn, fabric: LeafSpine) -> list[Fault]:
     found = []
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, 40_000))
@@ -290,7 +290,7 @@ def test_every_byte_is_somewhere_at_any_step(data: st.DataObject) -> None:
     state = State(
         fabric, flows, routing=routing, dt_ns=data.draw(st.sampled_from([300, 500, 1000])),
         seed=data.draw(st.integers(0, 99)), pfc=Backpressure(kind=kind), limit_ns=10**9,
-        shared_buffer=buffer, rate_control=rates, faults=data.draw(faults(fabric)),
+        shared_buffer=buffer, rate_control=rates, faults=data.draw(some_faults(fabric)),
     )  # fmt: skip
     for _ in range(400):
         run_to(state, int(state.cfg[k.STEP]) + 1 + int(state.cfg[k.STEP]) // 20)
@@ -312,15 +312,15 @@ def test_what_never_happens_changes_nothing(data: st.DataObject) -> None:
     flows = data.draw(traffic(fabric))
     routing, kind = data.draw(routings()), data.draw(st.sampled_from(["pfc", "credit", "none"]))
     plain, other = (
-        run_phase(fabric, flows, routing=routing, pfc=Backpressure(kind=kind), seed=3, **more)
-        for more in (
-            {},
-            {
-                "rate_control": Dcqcn(kmin_bytes=1 << 40, kmax_bytes=1 << 41),
-                "faults": [Fault(at_ns=10**9, port=0)],
-            },
+        run_phase(
+            fabric, flows, routing=routing, pfc=Backpressure(kind=kind), seed=3,
+            rate_control=rates, faults=faults,
         )
-    )
+        for rates, faults in (
+            (None, []),
+            (Dcqcn(kmin_bytes=1 << 40, kmax_bytes=1 << 41), [Fault(at_ns=10**9, port=0)]),
+        )
+    )  # fmt: skip
     for name in ("completion_ns", "sent_bytes", "pauses", "moves", "reorder_bytes"):
         np.testing.assert_array_equal(getattr(plain, name), getattr(other, name))
     np.testing.assert_array_equal(plain.occupancy_p99, other.occupancy_p99)
