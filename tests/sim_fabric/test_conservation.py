@@ -11,7 +11,7 @@ from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
 from xtune.sim._state import State
 from xtune.sim.bounds import load_bound_ns, payload_rate
-from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import Flows, all_to_all, build_flows
 from xtune.sim.phase import PhaseResult, run_phase
 
@@ -37,7 +37,7 @@ def fabrics(draw: st.DrawFn) -> LeafSpine:
 
 
 @st.composite
-def traffic(draw: st.DrawFn, fabric: LeafSpine) -> Flows:
+def traffic(draw: st.DrawFn, fabric: Fabric) -> Flows:
     n = draw(st.integers(1, 25))
     host = st.integers(0, fabric.hosts - 1)
     src = draw(st.lists(host, min_size=n, max_size=n))
@@ -52,8 +52,9 @@ def traffic(draw: st.DrawFn, fabric: LeafSpine) -> Flows:
         after=after, release_ns=draw(st.integers(0, 5_000)), lane=draw(st.integers(0, 1)),
     )  # fmt: skip
     if draw(st.booleans()):
-        spine = st.integers(0, fabric.spines - 1)
-        return flows.with_paths(draw(st.lists(spine, min_size=n, max_size=n)))
+        path = np.array(draw(st.lists(st.integers(0, 99), min_size=n, max_size=n)), dtype=np.int32)
+        count = fabric.routes(flows.src, flows.dst).count.astype(np.int32)
+        return flows.with_paths(path % count)
     return flows
 
 
