@@ -196,10 +196,10 @@ def test_every_choice_of_paths_gains_on_a_hash_in_three_tiers(mode: str) -> None
 @pytest.mark.parametrize("mode", ["binary", "flowlet"])
 @pytest.mark.parametrize("full", [False, True])
 def test_a_choice_reads_the_port_beyond_the_core(mode: str, full: bool) -> None:
-    fabric = FatTree(pods=3, leaves=1, spines=1, cores=2, hosts_per_leaf=3)
-    # Two others, one from each pod, meet at core 0 on their way to pod 2; none queues before.
-    others = build_flows([1, 3], [7, 6], [4_000_000 if full else 1] * 2).with_paths([0, 0])
-    own = build_flows([0], [8], 1_000_000, start_ns=30_000).with_paths([0], [1])
+    fabric = FatTree(pods=4, leaves=2, spines=1, cores=2, hosts_per_leaf=2)
+    # Two others from two pods meet at core 0 on their way to one leaf of pod 3, and there alone.
+    others = build_flows([4, 8], [12, 13], [4_000_000 if full else 1] * 2).with_paths([0, 0])
+    own = build_flows([0], [14], 1_000_000, start_ns=30_000).with_paths([0], [1])
     state = State(
         fabric, join_flows(own, others.in_background()), dt_ns=1000, seed=0, limit_ns=10**9,
         routing=Routing(mode=mode, flowlet_gap_ns=0, unit_bytes=65_536, pairs=1),
