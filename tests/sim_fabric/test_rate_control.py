@@ -114,7 +114,7 @@ def test_a_standing_sender_follows_the_steps_of_the_paper() -> None:
     ex.flow[0, x.CNP_DUE] = 0
     seen = []
     for now in range(0, 8 * 55_000, 55_000):
-        _rate.allowance(ex, 0, now, 1000, PACKET_BYTES)
+        _rate.allowance.py_func(ex, 0, now, 1000, PACKET_BYTES)
         seen.append(ex.pace[0, x.RATE] * 8)
     recovered = [40 - 20 / 2**i for i in range(6)]  # 20, 30, 35, ...
     np.testing.assert_allclose(seen[:6], recovered)
@@ -125,7 +125,7 @@ def test_a_standing_sender_follows_the_steps_of_the_paper() -> None:
     # A second notice: down by half of alpha, and from there to the rate before.
     before = ex.pace[0, x.RATE]
     ex.flow[0, x.CNP_DUE] = 8 * 55_000 - 1
-    _rate.allowance(ex, 0, 8 * 55_000 - 1, 1000, PACKET_BYTES)
+    _rate.allowance.py_func(ex, 0, 8 * 55_000 - 1, 1000, PACKET_BYTES)
     alpha = (255 / 256) ** 7
     assert ex.pace[0, x.RATE] == pytest.approx(before * (1 - alpha / 2))
     assert ex.pace[0, x.TARGET] == pytest.approx(before)
@@ -139,7 +139,7 @@ def test_the_target_rises_slowly_and_then_faster() -> None:
     targets = []
     for by_time, by_bytes in ((0, 0), (1, 0), (1, 1), (2, 2), (4, 3)):
         flow[0, x.TIME_STAGE], flow[0, x.BYTE_STAGE] = by_time, by_bytes
-        _rate._rise(state.extras, 0)
+        _rate._rise.py_func(state.extras, 0)
         targets.append(pace[0, x.TARGET] * 8)
     np.testing.assert_allclose(targets, [8.0, 8.5, 9.0, 9.0 + 2.0, 11.0 + 2 * 2.0])
 
@@ -148,7 +148,7 @@ def test_a_receiver_tells_of_marks_once_in_the_interval() -> None:
     state = bottleneck(1, Dcqcn())
     told = []
     for now in range(0, 200_000, 1000):
-        _rate.take_mark(state.extras, 0, now, 2000)
+        _rate.take_mark.py_func(state.extras, 0, now, 2000)
         if state.extras.flow[0, x.CNP_DUE] != x.NONE:
             told.append(int(state.extras.flow[0, x.CNP_DUE]))
             state.extras.flow[0, x.CNP_DUE] = x.NONE
@@ -201,8 +201,8 @@ def test_marks_move_a_flow_that_readings_of_the_queue_would_leave() -> None:
     noise = build_flows([1, 2], [5, 6], ENDLESS).with_paths([1, 1]).in_background()
     routing = Routing(
         mode="binary", forecast="reading", unit_bytes=100_000, enter_occupancy=0.99,
-        exit_occupancy=0.5, cold_occupancy=0.4, mark_top_share=1e-3, probe_interval_ns=2_000, decision_delay_ns=0,
-        hold_ns=0,
+        exit_occupancy=0.5, cold_occupancy=0.4, mark_top_share=1e-3, probe_interval_ns=2_000,
+        decision_delay_ns=0, hold_ns=0,
     )  # fmt: skip
     marks = Dcqcn(kmin_bytes=10_000, kmax_bytes=10_000_000, pmax=0.5, least_gbps=400.0)
     deaf, hears = (
