@@ -35,7 +35,7 @@ LINE_EVERY_S = 30.0
 
 
 def run(
-    study: Annotated[str, typer.Option("--study", help="Name of the study.")],
+    study: Annotated[str, typer.Option("--study", help="A study's name, or a TOML file.")],
     lake: LakeOption = None,
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="Completed trials in the study.")
@@ -52,10 +52,9 @@ def run(
 ) -> None:
     """Search a study; starts and resumes alike, and never repeats a finished trial."""
     from xtune.executor import open_executor
-    from xtune.studies import Options, find_study, run_study
+    from xtune.studies import Options, run_study, select
 
     settings = config()
-    searched = find_study(study)
     count = settings.get("workers", workers).value
     where = settings.get("engine", engine).value
     options = Options(
@@ -67,7 +66,8 @@ def run(
         storage=settings.get("storage", storage).value,
     )
     store = open_lake(lake)
-    calibration = _calibration(store)
+    selected = select(study, store)
+    calibration = selected.calibration or _calibration(store)
 
     @contextmanager
     def pool() -> Iterator[Executor]:
@@ -76,13 +76,16 @@ def run(
 
     with progress(f"tune {study}", None) as update:
         document = run_study(
-            searched,
+            selected.study,
             store,
             calibration,
             options,
             pool=pool,
             progress=_teller(update),
             note=note,
+            folder=selected.folder,
+            base=selected.own.base,
+            files=selected.own.files,
         )
     if json:
         emit_json(document)

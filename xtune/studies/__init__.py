@@ -9,9 +9,10 @@ from xtune.studies._base import (
     find_study,
 )
 from xtune.studies._evaluate import Progress
-from xtune.studies._folder import kept_folder, latest_calibration
+from xtune.studies._folder import latest_calibration
 from xtune.studies._result import load_result, with_provenance
 from xtune.studies._run import Options, compare, run_study
+from xtune.studies._select import select
 
 __all__ = [
     "Constraint",
@@ -23,9 +24,9 @@ __all__ = [
     "all_studies",
     "compare",
     "find_study",
-    "kept_folder",
     "latest_calibration",
     "load_result",
     "run_study",
+    "select",
     "with_provenance",
 ]

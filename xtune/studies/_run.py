@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune.errors import StudyError, UsageError
+from xtune.files import write_atomically
 from xtune.studies import _screen
 from xtune.studies._around import neighbours
 from xtune.studies._base import BASELINES, Point, Study, Value, point_key
@@ -101,6 +102,7 @@ def run_study(
     note: Callable[[str], None] = lambda _: None,
     folder: Path | None = None,
     base: Policy | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:
     """Run what is missing, then write and return the result document.
 
@@ -117,6 +119,7 @@ def run_study(
         note: Called with a line for the user.
         folder: The study's; ``None``: the one of its name, where another calibration's gives way.
         base: The policy whose fields are searched; ``None``: the preset that the study names.
+        files: What is kept beside the trials, by name.
 
     Raises:
         StudyError: The study cannot be run, or the storage cannot be opened or holds another.
@@ -146,6 +149,8 @@ def run_study(
             )
             run = _Run(study, calibration, options, base, evaluator)
             run.stores(storage, name)
+            for file, content in (files or {}).items():
+                write_atomically(folder / file, content)
             document = run.all(note)
         write(folder, document)
     return document
