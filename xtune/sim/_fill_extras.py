@@ -13,7 +13,7 @@ from xtune.errors import UsageError
 from xtune.sim import _extras as x
 from xtune.sim import _layout as k
 from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer, rate_changes
-from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
+from xtune.sim.fabric import PACKET_BYTES, Backpressure
 
 if TYPE_CHECKING:
     from xtune.sim._state import State
@@ -165,32 +165,8 @@ def _pools(
 def _switches(state: State) -> tuple[I64, I64]:
     """The switch that holds each port's queue, and the one it leads to.
 
-    Hosts count as one switch more, the last; ports that no flow passes lead to them.
+    Hosts count as one switch more, the last.
     """
-    fabric = state.fabric
-    owner = fabric.port_switch()
-    hosts = int(owner.max()) + 1
-    owner = np.where(owner < 0, hosts, owner).astype(np.int64)
-    far = np.full(fabric.ports, hosts, dtype=np.int64)
-    delivery = owner[fabric.first_delivery :]
-    far[: fabric.hosts] = delivery
-    if isinstance(fabric, LeafSpine):
-        up, down = (
-            owner[fabric.first_uplink : fabric.first_downlink],
-            owner[fabric.first_downlink : fabric.first_delivery],
-        )
-        far[fabric.first_uplink : fabric.first_downlink] = np.tile(
-            down[:: fabric.leaves], fabric.leaves
-        )
-        far[fabric.first_downlink : fabric.first_delivery] = np.tile(
-            up[:: fabric.spines], fabric.spines
-        )
-        return owner, far
-    for f in range(len(state.flows)):
-        first, count = state.flow_u[f, k.ROW], state.flow_u[f, k.CHOICES]
-        for path in state.route[first : first + count]:
-            taken = path[path != k.NIL].astype(np.int64)
-            far[taken[:-1]] = owner[taken[1:]]
-            if len(taken):
-                far[taken[-1]] = delivery[state.flows.dst[f]]
-    return owner, far
+    ends = state.fabric.port_ends()
+    ends = np.where(ends < 0, ends.max() + 1, ends)
+    return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
