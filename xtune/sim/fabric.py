@@ -151,6 +151,16 @@ class Fabric(ABC):
         """
 
     @abstractmethod
+    def path(self, src: int, dst: int, number: int) -> tuple[int, ...]:
+        """Ports from ``src`` to ``dst``, the host's own and the delivery too, on one path.
+
+        Args:
+            src: Sending host.
+            dst: Receiving host.
+            number: Of the path, as in ``Flows.spine``.
+        """
+
+    @abstractmethod
     def between(self, src: IntArray, dst: IntArray, path: IntArray) -> I64:
         """Ports between switches on given paths; -1 at a stage that a path skips.
 
@@ -342,15 +352,15 @@ class LeafSpine(Fabric):
         """Port number of spine -> leaf."""
         return self.first_downlink + spine * self.leaves + leaf
 
-    def path(self, src: int, dst: int, spine: int) -> tuple[int, ...]:
-        """Ports from ``src`` to ``dst``: two inside a leaf, four through ``spine``."""
+    def path(self, src: int, dst: int, number: int) -> tuple[int, ...]:
+        """Ports from ``src`` to ``dst``: two inside a leaf, four through spine ``number``."""
         up, down = self.leaf_of(src), self.leaf_of(dst)
         if up == down:
             return (self.nic(src), self.delivery(dst))
         return (
             self.nic(src),
-            self.uplink(up, spine),
-            self.downlink(spine, down),
+            self.uplink(up, number),
+            self.downlink(number, down),
             self.delivery(dst),
         )
 

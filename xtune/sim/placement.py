@@ -8,14 +8,14 @@ import numpy as np
 
 from xtune.policies._core import hash31
 from xtune.policies.phase_placement import place
-from xtune.sim.fabric import LeafSpine
+from xtune.sim.fabric import Fabric
 from xtune.sim.flows import Flows
 
 
-def placed(fabric: LeafSpine, flows: Flows, *, free: Sequence[float] | None = None) -> Flows:
-    """The same flows, each with a primary spine by the engine's placement.
+def placed(fabric: Fabric, flows: Flows, *, free: Sequence[float] | None = None) -> Flows:
+    """The same flows, each with a primary path by the engine's placement.
 
-    Run them with one pair (``Routing.pairs``): with more, units go round over drawn spines too.
+    Run them with one pair (``Routing.pairs``): with more, units go round over drawn paths too.
 
     Args:
         fabric: The fabric.
@@ -24,11 +24,13 @@ def placed(fabric: LeafSpine, flows: Flows, *, free: Sequence[float] | None = No
     """
     rate = fabric.step_bytes(1000) / 1000.0
     left = rate if free is None else rate * np.asarray(free)
-    crossing = np.flatnonzero(
-        flows.src // fabric.hosts_per_leaf != flows.dst // fabric.hosts_per_leaf
-    )
+    routes = fabric.routes(flows.src, flows.dst)
+    crossing = np.flatnonzero(routes.links > 2)
     paths = [
-        [fabric.path(int(flows.src[i]), int(flows.dst[i]), s)[1:3] for s in range(fabric.spines)]
+        [
+            fabric.path(int(flows.src[i]), int(flows.dst[i]), number)[1:-1]
+            for number in range(int(routes.count[i]))
+        ]
         for i in crossing
     ]
     turns = [hash31(int(i), 0) for i in crossing]
