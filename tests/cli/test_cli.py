@@ -31,7 +31,7 @@ FLAGS = {
     "episodes": "debug explain help job json lake link ports since top until",
     "query": "debug help json lake",
     "calibrate": "debug help json lake",
-    "simulate": "debug help iterations json lake policy seed seeds workers",
+    "simulate": "debug help iterations json lake policy scenario seed seeds workers",
     "tune": "debug engine help json lake seed storage study timeout trials workers",
     "export": "debug dry-run help json lake name out study trial with-names",
     "report": "debug help json lake lang out since strict study until",

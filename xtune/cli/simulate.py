@@ -28,6 +28,10 @@ def run(
     policy: Annotated[
         str, typer.Option("--policy", help="A policy.json, or a preset's name.")
     ] = "joint",
+    scenario: Annotated[
+        str | None,
+        typer.Option("--scenario", help="A job of its own: founding-dense, founding-moe."),
+    ] = None,
     lake: LakeOption = None,
     seed: SeedOption = None,
     seeds: Annotated[
@@ -40,24 +44,32 @@ def run(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Evaluate a policy on the calibrated simulator beside the baselines."""
+    """Evaluate a policy on the calibrated simulator, or in a scenario, beside the baselines."""
     from xtune.studies import Options, compare, latest_calibration
 
     settings = config()
-    store = open_lake(lake)
-    calibration = latest_calibration(store)
     options = Options(
         seed=settings.get("seed", seed).value,
         seeds=settings.get("tune.seeds", seeds).value,
         iterations=settings.get("tune.iterations", iterations).value,
     )
+    count = settings.get("workers", workers).value
+    if scenario is not None:
+        from xtune.cli._scenario import run_named
+
+        if lake is not None:
+            raise UsageError("--scenario reads no lake", "leave --lake out")
+        run_named(scenario, _load(policy), options, count, json=json)
+        return
+    store = open_lake(lake)
+    calibration = latest_calibration(store)
     with progress("simulate", None) as update:
         rows = compare(
             _load(policy),
             store,
             calibration,
             options,
-            workers=settings.get("workers", workers).value,
+            workers=count,
             progress=update,
         )
     if json:

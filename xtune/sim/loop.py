@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -317,10 +317,13 @@ class _Loop:
         return c["loss_floor"] + c["loss_scale"] * math.exp(-progress * c["loss_exponent"])
 
     def _scale(self, cache: PhaseCache) -> float:
-        """Measured time of a clean collective over rung A's for the same bytes on fixed paths."""
+        """Measured time of a clean collective over rung A's for the same bytes on fixed paths.
+
+        Paths that never meet: what drawn ones cost comes out of the phases themselves.
+        """
         c = self.calibration
         payload = c["collective_bytes"] * 2 * (self.workload.world - 1) / self.workload.world
-        static = Phases(self.network, Routing(mode="static"), cache)
+        static = Phases(replace(self.network, ecmp_share=0.0), Routing(mode="static"), cache)
         clean = [static.seconds("ring", round(payload), CLEAR, k) for k in range(SAMPLES)]
         return (c["collective_s"] - self.latency_s) / float(np.mean(clean))
 

@@ -1,0 +1,42 @@
+"""``xtune simulate --scenario`` as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sim_loop.test_scenarios import SMALL
+from xtune.__main__ import main
+from xtune.sim import scenarios
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr("sys.argv", ["xtune", "simulate", "--scenario", *options])
+    return main()
+
+
+def test_a_scenario_needs_no_lake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scenarios, "scenario", lambda name: SMALL)
+    small = ("small", "--iterations", "20", "--seeds", "2", "--workers", "1")
+    assert run(monkeypatch, *small, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scenario"] == "small" and len(found["policies"]) == 9
+    assert run(monkeypatch, *small) == 0
+    text = capsys.readouterr().out
+    assert "the founding document's claim" in text and "+60 %" in text
+    assert "needs at least 37.5% exposed communication" in text
+
+
+def test_what_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "founding") != 0
+    err = capsys.readouterr().err
+    assert "no scenario 'founding'" in err and "Traceback" not in err
+    assert run(monkeypatch, "founding-moe", "--lake", "lake") != 0
+    assert "reads no lake" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""What a scenario is, and the parts that all of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xtune.sim.beside import Beside
+from xtune.sim.calibration import Calibration, Parameter
+from xtune.sim.fit import CHANGE_S, CODEC_S_PER_ELEMENT, CONTROLLER_S
+from xtune.sim.models import Layout, Model, buckets, expert_traffic, shapes, tensor_bytes
+from xtune.sim.response import assumed_response
+
+DDP_BUCKET_BYTES = 25 << 20  # torch's DistributedDataParallel, bucket_cap_mb
+LATENCY_NS = 500.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A figure of the founding document's: shown beside ours, never as ours.
+
+    Attributes:
+        metric: Of a policy against ``static_dense``: ``throughput``, ``iterations`` or ``time``.
+        change: As a share: 0.60 for 60 % more.
+        text: As the document has it.
+    """
+
+    metric: str
+    change: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A job on a fabric, and what others say of it.
+
+    Attributes:
+        name: Of the scenario.
+        title: What it is, in a line.
+        calibration: Everything a trial needs, all of it assumed.
+        flops_per_card: Model operations of one iteration on one card; None where not defined.
+        claims: The founding document's.
+    """
+
+    name: str
+    title: str
+    calibration: Calibration
+    flops_per_card: float | None
+    claims: tuple[Claim, ...]
+
+    @property
+    def needed_share(self) -> float:
+        """Exposed communication that the claimed throughput needs of the baseline, at least.
+
+        What a policy can win is what the baseline waits: a rise by ``r`` needs 1 - 1 / (1 + r).
+        """
+        rise = next(c.change for c in self.claims if c.metric == "throughput")
+        return 1.0 - 1.0 / (1.0 + rise)
+
+
+def assumed(name: str, value: float, why: str, unit: str = "") -> Parameter:
+    """One assumed parameter."""
+    return Parameter(name=name, value=value, unit=unit, assumed=True, why=why)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """An accelerator and its network port.
+
+    Attributes:
+        flops: Operations per second while it computes.
+        flops_why: Where that is from.
+        gbps: Of its port on the fabric, Gb/s.
+        gbps_why: Where that is from.
+        node_bytes_s: Bytes per second to the cards of its node.
+        node_why: Where that is from.
+    """
+
+    flops: float
+    flops_why: str
+    gbps: float
+    gbps_why: str
+    node_bytes_s: float
+    node_why: str
+
+
+def job(model: Model, layout: Layout, card: Card) -> tuple[Sequence[Parameter], float]:
+    """Parameters of a job, and the seconds of its compute in an iteration."""
+    inside_s = tensor_bytes(model, layout) / card.node_bytes_s
+    compute_s = layout.flops_per_card(model) / card.flops + inside_s
+    count = len(buckets(shapes(model, layout), DDP_BUCKET_BYTES))
+    return (
+        assumed(
+            "compute_s", compute_s, f"{model.name}'s operations at {card.flops / 1e12:g} TFLOPS"
+            f" ({card.flops_why}), and {1e3 * inside_s:.1f} ms of tensor parallel traffic inside"
+            f" the node ({card.node_why})", "s",
+        ),
+        assumed(
+            "first_bucket_share", 1 / 3 + 2 / 3 / count,
+            f"backward is two thirds of compute, in {count} buckets of 25 MiB (torch's DDP)",
+        ),
+        assumed(
+            "ranks", float(layout.data), f"{layout.cards} cards, {layout.tensor} share a layer"
+        ),
+        assumed(
+            "job_rings", float(layout.tensor),
+            "cards of one node hold different parts and reduce them in rings of their own",
+        ),
+        assumed("element_bytes", 2.0, "gradients in bf16 or fp16", "byte"),
+        assumed("collective_bytes", float(DDP_BUCKET_BYTES), "one bucket", "byte"),
+        assumed("collectives_per_step", float(count), "one a bucket"),
+        *_beside(expert_traffic(model, layout)),
+    ), compute_s  # fmt: skip
+
+
+def _beside(parts: Sequence[Beside]) -> list[Parameter]:
+    return [
+        p
+        for b in parts
+        for p in (
+            assumed(f"{b.kind}_bytes", float(b.bytes_per_host), "from the model's shape", "byte"),
+            assumed(f"{b.kind}_per_step", b.per_step, "from the model's shape"),
+        )
+    ]
+
+
+def two_tier(hosts: int, card: Card) -> list[Parameter]:
+    """A non-blocking two-tier fat tree, fixed paths by a hash."""
+    side = float(math.isqrt(hosts))
+    return [
+        assumed("job_hosts", float(hosts), "one port a card"),
+        assumed("hosts", float(hosts), "the job fills the fabric"),
+        assumed("leaves", side, "non-blocking: as many leaves and spines as ports on a leaf"),
+        assumed("spines", side, "see leaves"),
+        assumed("slice_hosts", float(hosts), "all hosts are simulated: none stands for another"),
+        assumed("rate_gbps", card.gbps, card.gbps_why, "1e9 bit/s"),
+        assumed("link_latency_ns", LATENCY_NS, "a switch's data sheet and 10 m of fibre", "ns"),
+        assumed("ecmp_share", 1.0, "static routes: every fixed path is drawn by a hash"),
+        assumed("same_lane_share", 0.5, "half of the other jobs mark their traffic like this one"),
+        assumed("background_load", 0.0, "others are silent outside episodes"),
+    ]
+
+
+def bursty(minutes_between: float, length_s: float, slowdown: float) -> list[Parameter]:
+    """Other jobs' bursts, as episodes at ports of the job."""
+    why = "no figure is published for it"
+    return [
+        assumed("episode_rate_per_h", 60.0 / minutes_between, why, "1/h"),
+        assumed("episode_length_s", length_s, why, "s"),
+        assumed("episode_length_shape", 1.0, "exponential lengths"),
+        assumed("episode_hit_share", 1.0, "each is at a port of the job"),
+        assumed("episode_slowdown", slowdown, why),
+        assumed("episode_slowdown_sigma", 0.3, why),
+        assumed("episode_edge_share", 0.1, "one in ten is at a host's own port"),
+    ]
+
+
+def training(model: Model, layout: Layout) -> list[Parameter]:
+    """Loss curve, noise and the costs of control."""
+    tokens = float(model.sequence * layout.batch)
+    curve = "Hoffmann et al., Training Compute-Optimal Large Language Models, 2022, equation 10"
+    tree = 2 * math.ceil(math.log2(layout.data)) * 4 * LATENCY_NS * 1e-9
+    noise = "as small language models show it"
+    return [
+        assumed("loss_floor", 1.69 + 406.4 / model.active_elements**0.34, curve, "nat"),
+        assumed("loss_scale", 410.7 / tokens**0.28, f"{curve}; {tokens:g} tokens a step", "nat"),
+        assumed("loss_exponent", 0.28, curve),
+        assumed("loss_noise", 0.02, noise, "nat"),
+        assumed("gradient_change", 0.1, noise),
+        assumed("gradient_change_sigma", 0.5, noise),
+        assumed("compute_jitter", 0.01, "one per cent"),
+        assumed("reading_noise", 0.05, "five per cent"),
+        assumed("regulation_s", CONTROLLER_S + tree, "controller's time and a small tree", "s"),
+        assumed("change_s", CHANGE_S, "training stands still while a plan changes", "s"),
+        assumed(
+            "codec_s_per_element", CODEC_S_PER_ELEMENT,
+            "22 bytes of memory traffic an element at 3e12 byte/s", "s",
+        ),
+        *assumed_response(),
+    ]  # fmt: skip
+
+
+def calibration_of(
+    name: str, model: Model, layout: Layout, card: Card, background: Sequence[Parameter]
+) -> Calibration:
+    """All of it; a collective alone on the fabric takes what its bytes take at the full rate."""
+    own, compute_s = job(model, layout, card)
+    layers = shapes(model, layout)
+    sent = DDP_BUCKET_BYTES * 2 * (layout.data - 1) / layout.data
+    latency_s = 2 * math.ceil(math.log2(layout.data)) * 4 * LATENCY_NS * 1e-9
+    clean_s = latency_s + sent * 8e-9 / card.gbps
+    parameters = [
+        *own, *two_tier(layout.cards, card), *background, *training(model, layout),
+        assumed("collective_s", clean_s, "bytes of a ring at the full rate", "s"),
+        assumed("step_s", compute_s, "not used: nothing was measured", "s"),
+    ]  # fmt: skip
+    return Calibration(
+        job=name, parameters={p.name: p for p in parameters},
+        buckets=buckets(layers, DDP_BUCKET_BYTES), layers=layers,
+        notes=("a scenario: every parameter is assumed, none is measured",),
+    )  # fmt: skip
