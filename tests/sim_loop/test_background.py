@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim_loop.made import made
 from xtune.sim.background import Background, Stretch
-from xtune.sim.network import CLEAR, state_of
+from xtune.sim.network import CLEAR, State, state_of
 
 
 def stretches(background: Background, until_s: float) -> list[Stretch]:
@@ -63,11 +63,15 @@ def test_without_episodes_it_is_clear_for_ever() -> None:
     )
 
 
-def test_depth_in_quarter_octaves() -> None:
+def test_a_state_has_the_depth_and_the_sampled_ones_around_it() -> None:
     assert state_of(1.0, edge=True) == CLEAR
-    assert state_of(2.0, edge=False).depth == 2.0
-    assert state_of(3.0, edge=False).depth == pytest.approx(2 ** (6 / 4))
+    assert state_of(2.0, edge=False) == State(depth_bin=4)
     assert state_of(50.0, edge=False).depth == 8.0
     for depth in np.linspace(1.0, 8.0, 50):
-        ratio = state_of(float(depth), edge=False).depth / depth
-        assert abs(math.log2(ratio)) <= 1 / 8 + 1e-12
+        state = state_of(float(depth), edge=True)
+        low, high = state.around
+        assert state.depth == pytest.approx(depth, rel=1e-6)
+        assert low.depth - 1e-6 <= depth <= high.depth + 1e-6
+        assert math.log2(high.depth / low.depth) in (0.0, pytest.approx(1 / 4))
+        assert low.edge is (low.depth_bin > 0)  # a clear fabric has no place
+    assert State(depth_bin=5).around == (State(depth_bin=5), State(depth_bin=5))

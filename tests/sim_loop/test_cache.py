@@ -48,6 +48,17 @@ def test_a_fixed_path_is_slowed_by_the_depth(depth_bin: int, edge: bool) -> None
         assert seconds / (10**9 * LINE_S_PER_BYTE) == pytest.approx(state.depth, rel=0.06)
 
 
+@pytest.mark.parametrize("depth", [1.07, 1.5, 3.0, 5.3])
+def test_between_two_sampled_depths_it_is_slowed_by_its_own(depth: float) -> None:
+    state = state_of(depth, edge=False)
+    low, high = state.around
+    times = [phases().seconds("ring", 10**9, at, 2) for at in (low, state, high)]
+    assert times[0] < times[1] < times[2]
+    share = (depth - low.depth) / (high.depth - low.depth)
+    assert times[1] == pytest.approx(times[0] + share * (times[2] - times[0]), rel=1e-6)
+    assert times[1] / (10**9 * LINE_S_PER_BYTE) == pytest.approx(depth, rel=0.02)
+
+
 def test_another_path_and_an_upper_lane_avoid_what_they_can() -> None:
     deep = State(depth_bin=8)
     fixed = phases().seconds("ring", 10**9, deep, 0)

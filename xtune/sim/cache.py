@@ -185,7 +185,12 @@ class Phases:
         return self.network.digest
 
     def sample(self, collective: str, bytes_per_host: int, state: State, place: int) -> Sample:
-        """The run that stands for a phase where congestion strikes at ``place``."""
+        """The run that stands for a phase where congestion strikes at ``place``.
+
+        Under a sampled state, or the nearer one of the two around.
+        """
+        low, high = state.around
+        state = low if state.depth - low.depth <= high.depth - state.depth else high
         key = Key(
             network=self._network_digest, routing=self._routing_digest, collective=collective,
             state=state, size_bin=size_bin(bytes_per_host, self._window),
@@ -194,8 +199,14 @@ class Phases:
         return samples[place % SAMPLES]
 
     def seconds(self, collective: str, bytes_per_host: int, state: State, place: int) -> float:
-        """How long the phase takes, unscaled."""
-        return self.sample(collective, bytes_per_host, state, place).seconds(bytes_per_host)
+        """How long the phase takes, unscaled; between two sampled depths, in proportion."""
+        low, high = (
+            (at.depth, self.sample(collective, bytes_per_host, at, place).seconds(bytes_per_host))
+            for at in state.around
+        )
+        if low[0] == high[0]:
+            return low[1]
+        return low[1] + (high[1] - low[1]) * (state.depth - low[0]) / (high[0] - low[0])
 
     def _run(self, key: Key, place: int) -> Sample:
         if key.size_bin >= 0:

@@ -36,8 +36,8 @@ class State:
     """What others do to the job for a while.
 
     Attributes:
-        depth_bin: Slowdown of a fixed path, in quarter octaves: 0 is clear, 4 is twice as slow. A
-            whole number in sampled phases.
+        depth_bin: Slowdown of a fixed path, in quarter octaves: 0 is clear, 4 is twice as slow.
+            Sampled phases are of whole numbers.
         edge: The port is a job host's own (no path avoids it), not one between switches.
     """
 
@@ -49,13 +49,22 @@ class State:
         """Slowdown that a flow on the port suffers, at least 1."""
         return min(DEEPEST, float(2.0 ** (self.depth_bin / BINS_PER_OCTAVE)))
 
+    @property
+    def around(self) -> tuple[State, State]:
+        """The sampled states just below and above; twice the same where it is one of them."""
+        low, high = math.floor(self.depth_bin), math.ceil(self.depth_bin)
+        return (
+            State(depth_bin=low, edge=self.edge and low > 0),
+            State(depth_bin=high, edge=self.edge),
+        )
+
 
 CLEAR = State()
 
 
 def state_of(depth: float, *, edge: bool) -> State:
-    """The background state nearest to a slowdown."""
-    bin_ = round(BINS_PER_OCTAVE * math.log2(min(max(depth, 1.0), DEEPEST)))
+    """The background state of a slowdown."""
+    bin_ = round(BINS_PER_OCTAVE * math.log2(min(max(depth, 1.0), DEEPEST)), 6)
     return State(depth_bin=bin_, edge=edge and bin_ > 0)
 
 
@@ -206,10 +215,13 @@ class Network:
             flows = build_flows(sources, targets, ENDLESS)
             spine = np.full(count, self._ring_spine(leaf, place), dtype=np.int32)
             flows = flows.with_paths(spine, spine)
-        # Golden-ratio steps: any run of places has close to the asked share in the same lane.
-        same = (place * 0.6180339887498949) % 1.0 < self.same_lane_share
         slow = ((int(sources[-1]), rest),) if rest > 1e-6 else ()
-        return flows.in_background(lane=0 if same else 1), slow
+        return flows.in_background(lane=0 if self.same_lane(place) else 1), slow
+
+    def same_lane(self, place: int) -> bool:
+        """Whether the episode at a place is of traffic marked like the job's own."""
+        # Golden-ratio steps: any run of places has close to the asked share in the same lane.
+        return (place * 0.6180339887498949) % 1.0 < self.same_lane_share
 
     def _ring_spine(self, leaf: int, seed: int) -> int:
         """Spine that the ring's last flow out of a leaf takes where nothing moves it."""
