@@ -130,3 +130,14 @@ def test_traffic_beside_meets_the_background_and_the_routing() -> None:
     )
     assert static == pytest.approx(1.0 + 0.1 * 4.0 + 4 * BUCKET_S, rel=0.06)
     assert routed < 0.9 * static
+
+
+def test_what_drawn_paths_cost_is_not_in_the_time_of_a_collective() -> None:
+    """Both hosts of a leaf send out of it over two spines: a draw often meets another."""
+    policy, cache = preset("static_dense"), PhaseCache()
+    spread, drawn = (
+        simulate(policy, adding(made(ecmp_share=s), job_rings=2.0), iterations=20, cache=cache)
+        for s in (0.0, 1.0)
+    )
+    assert spread.metrics["mean_comm_s"] == pytest.approx(4 * BUCKET_S, rel=0.01)
+    assert drawn.metrics["mean_comm_s"] == pytest.approx(8 * BUCKET_S, rel=0.01)

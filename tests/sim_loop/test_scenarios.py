@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim_loop.made import BUCKET_S, made
 from xtune.errors import UsageError
-from xtune.policies.presets import PRESETS, preset
+from xtune.policies.presets import preset
 from xtune.sim.network import Network, scope_notes
 from xtune.sim.scenarios import SCENARIOS, Claim, Scenario, scenario
 from xtune.sim.scenarios.experiment import BASELINE, HALVES, OTHERS, run_scenario
@@ -50,12 +50,11 @@ def test_no_such_scenario() -> None:
 def test_a_run_shows_all_policies_beside_the_claims() -> None:
     done: list[str] = []
     found = run_scenario(
-        SMALL, preset("joint"), seeds=(0, 1), iterations=30,
+        SMALL, replace(preset("fixed_drop"), name="own"), seeds=(0, 1), iterations=30,
         progress=lambda _, text: done.append(text),
     )  # fmt: skip
     names = [row["name"] for row in found["policies"]]
-    assert names == [BASELINE, *OTHERS, *HALVES, "joint"] == done
-    assert set(names) == set(PRESETS) & set(names)
+    assert names == [BASELINE, *OTHERS, *HALVES, "own"] == done
     base, whole = found["policies"][0], found["policies"][-1]
     # The network is what it waits for: a bucket and a half of compute come before the last.
     step = 0.01 + 4 * BUCKET_S
@@ -67,7 +66,8 @@ def test_a_run_shows_all_policies_beside_the_claims() -> None:
     throughput, time = found["claims"]
     assert (throughput["founding_document"], throughput["text"]) == (0.6, "+60 %")
     own = whole["metrics"]["steps_per_s"]["mean"] / base["metrics"]["steps_per_s"]["mean"] - 1
-    assert throughput["simulated"]["mean"] == pytest.approx(own, rel=1e-6, abs=1e-9)
+    assert own < -0.1  # of eight ranks, each one's own 35 % are more than a dense ring sends
+    assert throughput["simulated"]["mean"] == pytest.approx(own, rel=1e-6)
     assert time["simulated"] == whole["against"]["time"]
     assert found["simulated"] is True
 
