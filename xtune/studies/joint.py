@@ -31,6 +31,7 @@ STUDY = Study(
         Objective(metric="control_changes"),
     ),
     trials=200,
+    finalists=8,  # the best of each end, and four more
     start=(
         {},
         {
