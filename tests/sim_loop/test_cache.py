@@ -80,11 +80,11 @@ def test_another_path_and_an_upper_lane_avoid_what_they_can() -> None:
 @pytest.mark.parametrize("mode", ["static", "spray"])
 def test_a_large_phase_is_extrapolated_as_it_would_run(mode: str) -> None:
     state, size = State(depth_bin=6), 4 * WINDOW_BYTES
-    routing = Routing(mode=mode)
-    background, slow = NETWORK.background(state, 1)
+    routing, place = Routing(mode=mode), NETWORK.sampled_place(1)
+    background, slow = NETWORK.background(state, place)
     whole = run_phase(
-        NETWORK.fabric(slow), NETWORK.flows("ring", size, 1), routing=routing,
-        background=background, seed=1,
+        NETWORK.fabric(slow), NETWORK.flows("ring", size, place), routing=routing,
+        background=background, seed=place,
     )  # fmt: skip
     assert phases(routing).seconds("ring", size, state, 1) == pytest.approx(
         whole.phase_ns * 1e-9, rel=0.03

@@ -12,7 +12,7 @@ from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
 from xtune.sim import simulate
 from xtune.sim.beside import Beside, traffic_beside
-from xtune.sim.cache import PhaseCache, Phases
+from xtune.sim.cache import SAMPLES, PhaseCache, Phases
 from xtune.sim.calibration import Calibration, Parameter
 from xtune.sim.network import PEERS, Network, State
 
@@ -93,6 +93,28 @@ def test_an_episode_strikes_a_drawn_path_of_the_job_too(place: int) -> None:
     assert {(int(s) // per, int(p)) for s, p in zip(noise.src, noise.spine, strict=True)} <= own
     seconds = Phases(network, STATIC, PhaseCache()).seconds("ring", 10**9, state, place)
     assert seconds >= 0.94 * 4.0 * 10**9 * 8 / 400e9
+
+
+@pytest.mark.parametrize("place", range(24))
+def test_wherever_an_episode_strikes_a_fixed_path_has_its_depth(place: int) -> None:
+    network = Network.of(made(job_hosts=16.0, ranks=16.0))
+    run = Phases(network, STATIC, PhaseCache()).run("ring", 1 << 26, State(depth_bin=8), place)
+    assert run.phase_ns == pytest.approx(4.0 * (1 << 26) * 8 / 400, rel=0.01)
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 1.0])
+def test_samples_take_leaves_and_targets_in_turn_and_lanes_by_their_share(
+    leaves: int, share: float
+) -> None:
+    c = made(job_hosts=16.0 * leaves, leaves=float(leaves), same_lane_share=share)
+    network = replace(Network.of(c), leaves=leaves)
+    places = [network.sampled_place(k) for k in range(SAMPLES)]
+    assert [p % leaves for p in places] == [k % leaves for k in range(SAMPLES)]
+    assert [network.same_lane(p) for p in places] == [network.same_lane(k) for k in range(SAMPLES)]
+    if leaves > 1:
+        turns = [p // leaves % (leaves - 1) for p in places]
+        assert turns == [k % (leaves - 1) for k in range(SAMPLES)]
 
 
 def test_traffic_beside_data_parallel_adds_to_every_iteration_by_hand() -> None:

@@ -195,7 +195,10 @@ class Phases:
             network=self._network_digest, routing=self._routing_digest, collective=collective,
             state=state, size_bin=size_bin(bytes_per_host, self._window),
         )  # fmt: skip
-        samples = self.cache.cell(key, lambda: tuple(self._run(key, k) for k in range(SAMPLES)))
+        samples = self.cache.cell(
+            key,
+            lambda: tuple(self._run(key, self.network.sampled_place(k)) for k in range(SAMPLES)),
+        )
         return samples[place % SAMPLES]
 
     def seconds(self, collective: str, bytes_per_host: int, state: State, place: int) -> float:

@@ -199,7 +199,7 @@ class Network:
         depth = state.depth
         if depth <= 1.0:
             return None, ()
-        whole = math.floor(depth + 1e-9)
+        whole = math.floor(depth + 1e-6)  # a depth is rounded, see `state_of`
         rest = max(0.0, 1.0 - whole / depth)
         count = (whole - 1) + (rest > 1e-6)
         per = self.hosts_per_leaf
@@ -210,10 +210,11 @@ class Network:
             victim = leaf * per + (place // self.leaves) % self.job_per_leaf
             flows = build_flows(sources, np.full(count, victim, dtype=np.int32), ENDLESS)
         else:
-            other = (leaf + 1 + place // self.leaves % (self.leaves - 1)) % self.leaves
+            others, struck = self._targets(leaf, place)
+            other = others[place // self.leaves % len(others)]
             targets = other * per + self.job_per_leaf + np.arange(count, dtype=np.int32)
             flows = build_flows(sources, targets, ENDLESS)
-            spine = np.full(count, self._ring_spine(leaf, place), dtype=np.int32)
+            spine = np.full(count, struck, dtype=np.int32)
             flows = flows.with_paths(spine, spine)
         slow = ((int(sources[-1]), rest),) if rest > 1e-6 else ()
         return flows.in_background(lane=0 if self.same_lane(place) else 1), slow
@@ -223,10 +224,33 @@ class Network:
         # Golden-ratio steps: any run of places has close to the asked share in the same lane.
         return (place * 0.6180339887498949) % 1.0 < self.same_lane_share
 
-    def _ring_spine(self, leaf: int, seed: int) -> int:
-        """Spine that the ring's last flow out of a leaf takes where nothing moves it."""
+    def sampled_place(self, index: int) -> int:
+        """Place of a cell's sample: leaves, targets and lanes in turn.
+
+        Args:
+            index: Of the sample. The place has the lane of the place of that number.
+        """
+        place = index
+        while self.leaves > 1 and (
+            place // self.leaves % (self.leaves - 1) != index % (self.leaves - 1)
+            or self.same_lane(place) is not self.same_lane(index)
+        ):
+            place += self.leaves
+        return place
+
+    def _targets(self, leaf: int, seed: int) -> tuple[list[int], int]:
+        """Leaves that other jobs may send to from a leaf, and the spine that they take there.
+
+        They share the path of the ring's last flow out of the leaf, where nothing moves it, and
+        meet the ring nowhere else: the depth of a state is that of one shared port.
+        """
+        flows, per = self.flows("ring", 1, seed), self.hosts_per_leaf
         last = (leaf + 1) * self.job_per_leaf - 1
-        return int(self.flows("ring", 1, seed).spine[last])
+        spine, own = int(flows.spine[last]), int(flows.dst[last]) // per
+        out = flows.src // per != flows.dst // per
+        taken = {int(d) // per for d in flows.dst[out & (flows.spine == spine)]}
+        free = [at % self.leaves for at in range(leaf + 1, leaf + self.leaves)]
+        return [at for at in free if at == own or at not in taken], spine
 
 
 def scope_notes(calibration: Calibration) -> tuple[str, ...]:
