@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.sim_fabric.test_conservation import fabrics, routings, traffic
+from tests.sim_fabric.test_up_down import all_joined, trees
 from xtune.errors import UsageError
 from xtune.policies.spec import Routing
 from xtune.sim import _extras as x
@@ -13,9 +14,10 @@ from xtune.sim import _layout as k
 from xtune.sim._state import State
 from xtune.sim.bounds import flow_ns
 from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
-from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import Flows, build_flows, incast, join_flows
 from xtune.sim.phase import PhaseResult, run_phase
+from xtune.sim.up_down import UpDown
 
 LOSSY = Backpressure(kind="none")
 STATIC = Routing(mode="static")
@@ -160,6 +162,32 @@ def test_an_incast_loses_what_the_pool_does_not_hold() -> None:
     assert lost.port_dropped_bytes[fabric.delivery(0)] == lost.dropped_bytes
 
 
+def victim_ns(pfc: str, buffer: SharedBuffer, rates: Dcqcn | None = None) -> float:
+    """Time of 1 MB that shares uplink and downlink with one of eight senders to a neighbour."""
+    fabric = LeafSpine.square(64)
+    senders = [8, 16, 24, 32, 40, 48, 56, 57]
+    flows = build_flows(
+        [*senders, 9], [0] * 8 + [1], [8_000_000] * 8 + [1_000_000], start_ns=[0] * 8 + [100_000]
+    ).with_paths([*range(8), 0])
+    result = run_phase(
+        fabric, flows, pfc=Backpressure(kind=pfc), shared_buffer=buffer, rate_control=rates,
+        limit_ns=3_000_000,
+    )  # fmt: skip
+    return float(result.completion_ns[-1]) - 100_000
+
+
+def test_a_victim_of_an_incast_is_slowed_by_pauses_and_not_by_drops() -> None:
+    alone = flow_ns(LeafSpine.square(64), 1_000_000)
+    paused = victim_ns("pfc", SharedBuffer(bytes_per_switch=8_000_000))
+    # Beside a sender that still sends at line rate it has half of uplink and downlink.
+    dropped = victim_ns("none", SharedBuffer(bytes_per_switch=8_000_000))
+    assert dropped <= 2.1 * alone
+    assert paused > 4 * alone
+    # Marks slow the sender that shares its way, so that fewer pauses reach the victim.
+    marks = Dcqcn.for_link(400)
+    assert victim_ns("pfc", SharedBuffer(bytes_per_switch=8_000_000), marks) < paused
+
+
 def test_pauses_by_a_shared_pool_lose_nothing_and_keep_within_it() -> None:
     fabric = LeafSpine.square(64)
     flows = incast(fabric, 40, 1 << 20)
@@ -232,7 +260,14 @@ def test_values_that_make_no_buffer_are_refused(wrong: dict[str, object]) -> Non
 
 
 @st.composite
-def some_faults(draw: st.DrawFn, fabric: LeafSpine) -> list[Fault]:
+def any_fabric(draw: st.DrawFn) -> Fabric:
+    fabric: Fabric = draw(st.one_of(fabrics(), trees()))
+    assume(not isinstance(fabric, UpDown) or all_joined(fabric))
+    return fabric
+
+
+@st.composite
+def some_faults(draw: st.DrawFn, fabric: Fabric) -> list[Fault]:
     found = []
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, 40_000))
@@ -275,7 +310,7 @@ def accounts_balance(state: State) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_byte_is_somewhere_at_any_step(data: st.DataObject) -> None:
-    fabric = data.draw(fabrics())
+    fabric = data.draw(any_fabric())
     flows = data.draw(traffic(fabric))
     kind = data.draw(st.sampled_from(["pfc", "none", "none"]))
     routing = data.draw(routings())
@@ -308,7 +343,7 @@ def test_every_byte_is_somewhere_at_any_step(data: st.DataObject) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_never_happens_changes_nothing(data: st.DataObject) -> None:
-    fabric = data.draw(fabrics())
+    fabric = data.draw(any_fabric())
     flows = data.draw(traffic(fabric))
     routing, kind = data.draw(routings()), data.draw(st.sampled_from(["pfc", "credit", "none"]))
     plain, other = (

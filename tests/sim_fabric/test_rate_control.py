@@ -24,13 +24,15 @@ ENDLESS = 1 << 40
 STATIC = Routing(mode="static")
 
 
-def bottleneck(flows: int, rates: Dcqcn, *, dt_ns: int = 1000, seed: int = 0) -> State:
-    """Some hosts that send to one for ever, below one leaf."""
+def bottleneck(flows: int, rates: Dcqcn, *, dt_ns: int = 1000, apart_ns: int = 0) -> State:
+    """Some hosts, begun one after another, that send to one for ever, below one leaf."""
     fabric = LeafSpine(flows + 1, 1, 1, GBPS)
+    sending = build_flows(
+        list(range(1, flows + 1)), [0] * flows, ENDLESS, start_ns=np.arange(flows) * apart_ns
+    )
     return State(
-        fabric, build_flows(list(range(1, flows + 1)), [0] * flows, ENDLESS), routing=STATIC,
-        dt_ns=dt_ns, seed=seed, pfc=Backpressure(kind="none"), limit_ns=10**10,
-        rate_control=rates,
+        fabric, sending, routing=STATIC, dt_ns=dt_ns, seed=0, pfc=Backpressure(kind="none"),
+        limit_ns=10**10, rate_control=rates,
     )  # fmt: skip
 
 
@@ -58,7 +60,7 @@ class Steady:
 @pytest.mark.parametrize("flows", [2, 4])
 def test_flows_share_a_bottleneck_with_its_queue_about_the_thresholds(flows: int) -> None:
     rates = Dcqcn()
-    steady = Steady(bottleneck(flows, rates), ms=60)
+    steady = Steady(bottleneck(flows, rates, apart_ns=5_000_000), ms=80)
     assert steady.fairness > 0.95
     assert steady.utilisation > 0.95
     assert rates.kmin_bytes < np.median(steady.queue) < rates.kmax_bytes

@@ -48,11 +48,11 @@ def _await(cfg, ex, wheel, link, f, step):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def _send_again(cfg, ends, flow_u, flow_i, active, counts, ex, f, size):  # type: ignore[no-untyped-def]
+def _send_again(cfg, ends, flow_u, flow_i, active, counts, f, size):  # type: ignore[no-untyped-def]
     """Give a sender bytes back."""
     idle = flow_i[f, k.TO_SEND] == 0
     flow_i[f, k.TO_SEND] += size
-    if idle and size > 0:
+    if idle:
         join_round(cfg, ends, flow_u, active, counts, f)
 
 
@@ -60,9 +60,10 @@ def _send_again(cfg, ends, flow_u, flow_i, active, counts, ex, f, size):  # type
 def _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f):  # type: ignore[no-untyped-def]
     """Start again from the first byte that was not taken."""
     taken = flow_i[f, k.DELIVERED]
-    ex.flow[f, x.OWED] = ex.flow[f, x.FURTHEST] - taken
     back = flow_i[f, k.SIZE] - taken - flow_i[f, k.TO_SEND]
-    _send_again(cfg, ends, flow_u, flow_i, active, counts, ex, f, back)
+    if back > 0:  # else it has gone back that far already
+        ex.flow[f, x.OWED] = ex.flow[f, x.FURTHEST] - taken
+        _send_again(cfg, ends, flow_u, flow_i, active, counts, f, back)
 
 
 @numba.njit
@@ -89,7 +90,7 @@ def begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex):  # type: ig
             _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f)
         else:
             flow[f, x.OWED] += lost
-            _send_again(cfg, ends, flow_u, flow_i, active, counts, ex, f, lost)
+            _send_again(cfg, ends, flow_u, flow_i, active, counts, f, lost)
             if flow[f, x.LATER] > 0:
                 flow[f, x.LOST], flow[f, x.LATER] = flow[f, x.LATER], 0
                 _await(cfg, ex, ex.notices, x.NOTICE, f, step + 2 * flow[f, x.BACK])

@@ -61,7 +61,8 @@ def fill_extras(
     lanes, rows = int(state.cfg[k.LANES]), len(state.pending)
     cfg = _parameters(state, pfc, shared_buffer, rate_control)
     flow = np.zeros((n, x.FLOW_SIZE), dtype=np.int64)
-    flow[:, x.BACK] = np.ceil(state.links_on_path * fabric.link_latency_ns / state.dt_ns)
+    way_ns = state.links_on_path * fabric.link_latency_ns
+    flow[:, x.BACK] = np.maximum(1, np.ceil(way_ns / state.dt_ns))
     for column in (x.NOTICE, x.TIMER, x.CNP_DUE, x.ALPHA_AT):
         flow[:, column] = x.NONE
     flow[:, x.CNP_SENT] = -cfg[x.CNP_NS]
