@@ -16,7 +16,8 @@ MOST_FIELDS = 24
 def build(content: Content) -> Sequence[Block]:
     """A small plot a field, with intervals; the widest reaction first."""
     study = content.study
-    fields = [f for f in (study.get("sensitivity") or () if study else ()) if f["values"]]
+    found = (study.get("sensitivity") or ()) if study else ()
+    fields = [f for f in found if len(_known(f)) > 1]
     if study is None or not fields:
         return ()
     fields = sorted(fields, key=_reach, reverse=True)
@@ -32,8 +33,12 @@ def build(content: Content) -> Sequence[Block]:
 
 def _reach(entry: Mapping[str, Any]) -> float:
     """By how much the mean moves over the values tried."""
-    means = [v["mean"] for v in entry["values"] if v["mean"] is not None]
-    return max(means) - min(means) if means else 0.0
+    means = [value["mean"] for value in _known(entry)]
+    return float(max(means) - min(means))
+
+
+def _known(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [value for value in entry["values"] if value["mean"] is not None]
 
 
 def _plots(objective: Mapping[str, Any], fields: Sequence[Mapping[str, Any]]) -> Plot:
@@ -47,7 +52,7 @@ def _plots(objective: Mapping[str, Any], fields: Sequence[Mapping[str, Any]]) ->
         vertical_spacing=0.35 / rows,
     )
     for i, entry in enumerate(fields):
-        known = [v for v in entry["values"] if v["mean"] is not None]
+        known = _known(entry)
         figure.add_scatter(
             x=[_tick(v["value"]) for v in known],
             y=[v["mean"] for v in known],

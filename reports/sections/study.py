@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from xtune.reports._figures import INK, figure_json, number, percent
 
 MOST_FIELDS = 8  # columns that a table has room for
 MOST_ROWS = 60
+NUMBERS = re.compile(r"\[?-?\d[\d.e, -]*\]?")
 NOT_RUN = ("failed", "infeasible", "pruned")
 FOREIGN = (
     "The study's calibration is not in this lake: it was deleted, or the study is of other"
@@ -77,24 +79,25 @@ def _rank(study: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[bool,
 
 
 def _left_out(trials: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Why trials did not run whole, each reason once."""
-    reasons: dict[str, list[Mapping[str, Any]]] = {}
+    """Why trials did not run whole: reasons that differ in their numbers alone count as one."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
     for row in trials:
         if row["state"] in NOT_RUN:
-            reasons.setdefault(f"{row['state']}: {row.get('reason', '')}", []).append(row)
-    often = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MOST_FIELDS]
-    return [
-        Text(
-            text=f"{reason} ({_chosen(rows[0])})" if len(rows) == 1 else f"{reason} ({len(rows)})"
-        )
-        for reason, rows in often
-    ]
+            reason = NUMBERS.sub("#", f"{row['state']}: {row.get('reason', '')}")
+            alike.setdefault(reason, []).append(row)
+    often = sorted(alike.values(), key=lambda rows: -len(rows))[:MOST_FIELDS]
+    return [Text(text=_reason(rows[0], len(rows) - 1)) for rows in often]
+
+
+def _reason(row: Mapping[str, Any], others: int) -> str:
+    more = f", and {others} alike" if others else ""
+    return f"{row['state']}: {_chosen(row)}: {row.get('reason', '')}{more}"
 
 
 def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
     seeds = len(study["provenance"]["seeds"])
     text = (
-        f"{study['title']}: {len(done)} of {study['planned']} trials complete, {seeds} seeds each,"
+        f"{study['title']}: {_complete(study, done)}, {seeds} seeds each,"
         f" {study['provenance']['iterations']} iterations, calibration {study['calibration']}; "
         f"simulated. Intervals are 95 % bootstrap intervals over the seeds."
     )
@@ -103,11 +106,24 @@ def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
         return text
     others = [row for row in done if row["number"] != best["number"]]
     alike = [row for row in others if row["gain_of_best"]["told_apart"] is False]
-    values = "; ".join(", ".join(str(v) for v in row["params"].values()) for row in alike)
+    values = "; ".join(_values(row) for row in alike)
     rest = f" Not told apart from it by these seeds: {values}." if alike else ""
     if any(row["gain_of_best"]["told_apart"] is None for row in others):
         rest = " These seeds are too few to tell the others from it."
     return f"{text} Best: {_chosen(best)}, {number(best['mean'])} s.{rest}"
+
+
+def _values(row: Mapping[str, Any]) -> str:
+    if len(row["params"]) > MOST_FIELDS:
+        return f"trial {row['number']}"
+    return ", ".join(str(v) for v in row["params"].values())
+
+
+def _complete(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
+    """How many trials; in a search only the most promising run on all seeds."""
+    every = study.get("counts", {}).get("complete", len(done))
+    text = f"{every} of {study['planned']} trials complete"
+    return text if every == len(done) else f"{text}, the {len(done)} most promising of them again"
 
 
 def _chosen(row: Mapping[str, Any]) -> str:

@@ -46,7 +46,10 @@ def searched() -> dict[str, Any]:
         trial(0, "complete", 105.0, 0.001),
         trial(1, "screened", 110.0, 0.004),
         trial(2, "complete", 100.0, 0.003),
-        *({**trial(n, "infeasible", None), "reason": "a.f0: 9 is not in 0..1"} for n in (3, 4)),
+        *(
+            {**trial(n, "infeasible", None), "reason": f"a.f0: {n + 6} is not in 0..1"}
+            for n in (3, 4)
+        ),
         {**trial(5, "pruned", None), "reason": "clearly worse than trial 0"},
         {**trial(6, "failed", None), "reason": "worker processes died on it"},
         trial(7, "complete", 120.0, 0.002),
@@ -78,6 +81,7 @@ def searched() -> dict[str, Any]:
                 {"value": "holt", "mean": 100.0, "low": 99.0, "high": 101.0},
                 {"value": "ewma", "mean": 100.0, "low": 99.0, "high": 101.0}]},
             {"field": "a.f2", "values": []},
+            {"field": "a.f3", "values": [{"value": 1, "mean": 9.0, "low": 9.0, "high": 9.0}]},
         ],
         "held_out": {
             "span": {"from": "2026-03-02T00:00:00Z", "to": "2026-03-03T00:00:00Z"},
@@ -122,8 +126,9 @@ def test_a_search_shows_what_became_of_each_trial(
     assert (few["x"], every["x"]) == ([1], [0, 2, 7])
     assert (best["x"], best["y"]) == ([0, 1, 2, 7], [105.0, 105.0, 100.0, 100.0])
     texts = [block["text"] for block in found["study"] if block["kind"] == "text"]
-    assert "infeasible: a.f0: 9 is not in 0..1 (2)" in texts
-    assert "pruned: clearly worse than trial 0 (trial 5)" in texts
+    assert texts[0].startswith("both: 4 of 4 trials complete, the 3 most promising of them again,")
+    assert "infeasible: trial 3: a.f0: 9 is not in 0..1, and 1 alike" in texts
+    assert "pruned: trial 5: clearly worse than trial 0" in texts
     values, trials = (block for block in found["study"] if block["kind"] == "grid")
     assert values["rows"][0] == ["a.f0", 0.2]
     # The best of all seeds first; a better one of few seeds would still stand behind them.
