@@ -40,7 +40,8 @@ def read_fabric(path: str | Path, hosts: Mapping[str, str] | None = None) -> Fab
     prints, or CSV with a header. A row has ``src_guid``, ``src_port``, ``dst_guid``, ``dst_port``
     and perhaps ``src_name``, ``dst_name``, ``ts``; or else ``name``, ``src`` and ``dst``. Each may
     have ``rate_gbps``. A discovered link is named GUID/port of its sending end, as in the lake,
-    and its nodes by GUID; of a port that was discovered several times the latest row counts.
+    and its nodes by GUID; of a port that was discovered several times the latest row counts,
+    and the last that told a rate of this cable.
 
     Args:
         path: The file.
@@ -78,15 +79,17 @@ def fabric_of(
             rate = _rate(row.get("rate_gbps"))
         except (TypeError, ValueError) as error:
             raise TopologyError(f"{source}: row {number}: {error}") from error
-        when = str(row.get("ts") or "")
-        if link.name not in latest or latest[link.name][0] <= when:
-            latest[link.name] = (when, link, rate)
+        found = (str(row.get("ts") or ""), link, rate)
+        before = latest.setdefault(link.name, found)
+        older, newer = (before, found) if before[0] <= found[0] else (found, before)
+        if newer[2] is None and newer[1] == older[1]:
+            newer = (*newer[:2], older[2])  # a source that told of no rate
+        latest[link.name] = newer
     if not latest:
         raise TopologyError(f"{source}: no link in it")
-    found = latest.values()
     return Fabric(
-        links=tuple(link for _, link, _ in found),
-        gbps={link.name: rate for _, link, rate in found if rate is not None},
+        links=tuple(link for _, link, _ in latest.values()),
+        gbps={link.name: rate for _, link, rate in latest.values() if rate is not None},
     )
 
 

@@ -66,6 +66,21 @@ def test_paths_lead_over_both_spines_and_rates_are_the_links(tmp_path: Path, for
     assert router.path_count("host1", "host2") == 2
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rate_that_the_latest_row_leaves_out_is_that_of_an_earlier_one(
+    tmp_path: Path, first: bool
+) -> None:
+    told = {"name": "up", "src": "a", "dst": "s", "rate_gbps": 400, "ts": "2026-01-01"}
+    bare = {**told, "rate_gbps": None, "ts": "2026-01-02"}
+    moved = {**bare, "dst": "t", "ts": "2026-01-03"}
+    rows: list[dict[str, Any]] = [told, bare] if first else [bare, told]
+    assert read_fabric(write(tmp_path, rows, "json")).gbps == {"up": 400.0}
+    # Another cable in the same port is no 400 Gb/s link by that.
+    fabric = read_fabric(write(tmp_path, [*rows, moved], "json"))
+    assert fabric.links[0].dst == "t"
+    assert fabric.gbps == {}
+
+
 def test_links_named_by_hand_and_the_latest_of_several_discoveries(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"name": "up", "src": "a", "dst": "s"}]
     fabric = read_fabric(write(tmp_path, rows, "json"), {"a": "host"})

@@ -80,8 +80,9 @@ def test_one_end_of_a_cable_tells_of_both() -> None:
 def test_the_latest_row_of_a_port_counts() -> None:
     # Leaf 1's cable to spine 2 was moved to spine 1 later: two links in parallel.
     moved = cable("0xe=leaf1", 4, "0x1", 3, 1, ts=2, rate_gbps=200.0)
-    for rows in ([*two_leaves(), *moved], [*moved, *two_leaves()]):
-        rows = [r for r in rows if (r["src_guid"], r["src_port"]) != ("0x2", 1)]
+    older = [r for r in two_leaves() if (r["src_guid"], r["src_port"]) != ("0x2", 1)]
+    # Spine 2's own row of the cable, from before, is refuted by that of leaf 1.
+    for rows in ([*older, *moved], [*moved, *older], [*two_leaves(), *moved]):
         fabric = from_links(rows)
         assert path_names(fabric, 0, 2) == [
             ["0xa/1", "0xe/3", "0x1/2", "0xf/1"], ["0xa/1", "0xe/4", "0x1/2", "0xf/1"],
@@ -133,6 +134,20 @@ def test_rows_that_make_no_fabric_are_refused_in_one_line(rows: Rows, text: str)
     with pytest.raises(UsageError, match=text) as error:
         from_links(rows)
     assert "\n" not in str(error.value)
+
+
+def test_what_one_source_leaves_out_another_tells() -> None:
+    rows = two_leaves()
+    bare: Rows = [
+        {**row, "rate_gbps": None, "tier": None, "src_name": None, "ts": ts}
+        for row in rows
+        for ts in (1, 2)
+    ]
+    whole = from_links(rows)
+    for both in ([*rows, *bare], [*bare, *rows]):
+        fabric = from_links(both)
+        assert fabric.host_names == whole.host_names
+        np.testing.assert_array_equal(fabric.port_gbps(), whole.port_gbps())
 
 
 def test_unknown_rates_may_be_given() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -26,9 +26,10 @@ def from_links(
     Each port of an adapter is a host of the fabric; it has the node's description as its name
     where no other node has that, else the GUID. Hosts are numbered leaf by leaf. A link has the
     lake's name of its sending port, GUID/port, as ``port_name`` gives it. As in the engine's own
-    reader, of a port that was discovered several times the latest row counts; a cable that one
-    end alone told of has both directions. Adapters that reduce inside the network, and nodes that
-    only hang on one other, carry no traffic of jobs and are left out.
+    reader, of a port that was discovered several times the latest row counts, and the last that
+    told a rate of this cable. A cable that one end alone told of has both directions; one whose
+    other end was later found elsewhere is gone. Adapters that reduce inside the network, and
+    nodes that only hang on one other, carry no traffic of jobs and are left out.
 
     Args:
         rows: Rows of the table, as ``frame.iter_rows(named=True)`` gives them.
@@ -38,16 +39,19 @@ def from_links(
     Raises:
         UsageError: no row, no host on a switch, or a link of unknown rate and no ``gbps``.
     """
-    cables = _both_ways(rows)
-    names = _names(cables)
+    told = [row for row in rows if not any(row.get(end) in (None, "") for end in _ENDS)]
+    cables = _cables(told)
+    told = [row for row in told if _sender(row) in cables] + _unsaid(cables)
+    cables = _cables(told)
+    names = _names(told)
     try:
-        found = fabric_of(cables.values(), names)
+        found = fabric_of(told, names)
     except TopologyError as error:
         raise UsageError(str(error), "collect the topology first, see xtune collect") from error
     near: dict[str, set[str]] = defaultdict(set)
     for link in found.links:
         near[link.src].add(link.dst)
-    hosts = _hosts(cables.values(), near, names)
+    hosts = _hosts(told, near, names)
     kept = {node for node in near if node in hosts or len(near[node] & near.keys()) > 1}
     degree = Counter(str(row["src_guid"]) for row in cables.values())
     links: list[DirectedLink] = []
@@ -65,38 +69,54 @@ def from_links(
     return UpDown(order, links, {k: v for k, v in rates.items() if v is not None}, **options)
 
 
-def _both_ways(rows: Iterable[Row]) -> dict[str, Row]:
-    """The latest row of each sending port by its name, also of ports that only receive in one."""
-    latest: dict[str, Row] = {}
-    for row in rows:
-        if any(row.get(end) in (None, "") for end in _ENDS):
-            continue  # leads nobody knows where
-        name = f"{row['src_guid']}/{row['src_port']}"
-        if name not in latest or str(latest[name].get("ts") or "") <= str(row.get("ts") or ""):
-            latest[name] = row
-    for row in list(latest.values()):
-        turned = {
+def _sender(row: Row) -> str:
+    return f"{row['src_guid']}/{row['src_port']}"
+
+
+def _when(row: Row) -> str:
+    return str(row.get("ts") or "")
+
+
+def _cables(told: Sequence[Row]) -> dict[str, Row]:
+    """The latest row of each sending port, unless its other end was found elsewhere since."""
+    latest = {_sender(row): row for row in sorted(told, key=_when)}
+
+    def holds(row: Row) -> bool:
+        back = latest.get(f"{row['dst_guid']}/{row['dst_port']}", row)
+        return _when(back) <= _when(row) or f"{back['dst_guid']}/{back['dst_port']}" == _sender(
+            row
+        )
+
+    return {sender: row for sender, row in latest.items() if holds(row)}
+
+
+def _unsaid(cables: Mapping[str, Row]) -> list[Row]:
+    """The other direction of cables that one end alone told of."""
+    turned = [
+        {
             **row,
             **{f"src_{what}": row.get(f"dst_{what}") for what in ("guid", "name", "port")},
             **{f"dst_{what}": row.get(f"src_{what}") for what in ("guid", "name", "port")},
         }
-        latest.setdefault(f"{turned['src_guid']}/{turned['src_port']}", turned)
-    return latest
-
-
-def _names(cables: Mapping[str, Row]) -> dict[str, str]:
-    """Description of each node by GUID, where it has one for itself."""
-    told = {
-        str(row[f"{end}_guid"]): str(row.get(f"{end}_name") or "").strip()
         for row in cables.values()
+    ]
+    return [row for row in turned if _sender(row) not in cables]
+
+
+def _names(told: Sequence[Row]) -> dict[str, str]:
+    """Description of each node by GUID, where it has one for itself."""
+    found = {
+        str(row[f"{end}_guid"]): name
+        for row in told
         for end in ("src", "dst")
+        if (name := str(row.get(f"{end}_name") or "").strip())
     }
-    bearers = Counter(told.values())
-    return {guid: name for guid, name in told.items() if name and bearers[name] == 1}
+    bearers = Counter(found.values())
+    return {guid: name for guid, name in found.items() if bearers[name] == 1}
 
 
 def _hosts(
-    cables: Iterable[Row], near: Mapping[str, set[str]], names: Mapping[str, str]
+    told: Sequence[Row], near: Mapping[str, set[str]], names: Mapping[str, str]
 ) -> set[str]:
     """Nodes that are adapters of hosts, as the episodes' topology tells them.
 
@@ -104,15 +124,15 @@ def _hosts(
     does. Where no tier is known at all, an adapter is what has one neighbour.
     """
     tiers: dict[str, set[int | None]] = defaultdict(set)
-    for row in cables:
+    for row in told:
         for end in ("src_guid", "dst_guid"):
             guid = str(row[end])
             tiers[names.get(guid, guid)].add(row.get("tier"))
-    known = any(tier is not None for tier_set in tiers.values() for tier in tier_set)
+    known = any(of_node - {None} for of_node in tiers.values())
     return {
         node
         for node, others in near.items()
-        if (tiers[node] == {0} if known else len(others) == 1)
+        if (tiers[node] - {None} == {0} if known else len(others) == 1)
         and all(len(near[other]) > len(others) for other in others)
     }
 
