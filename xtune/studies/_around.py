@@ -41,7 +41,7 @@ def neighbours(
 
 
 def beside(value: Any, allowed: BaseDistribution) -> list[Any]:
-    """Values at ``REACH`` of the range below and above one; of choices, the others."""
+    """Values at ``REACH`` of the range below and above one, or next to it; of choices, others."""
     choices = getattr(allowed, "choices", None)
     if choices is not None:
         return [c for c in choices if c != value][:MOST_CHOICES]
@@ -50,14 +50,16 @@ def beside(value: Any, allowed: BaseDistribution) -> list[Any]:
     ends = [math.log(v) if log else v for v in (low, high, value)]
     reach = REACH * (ends[1] - ends[0])
     found = []
-    for place in (ends[2] - reach, ends[2] + reach):
-        place = min(max(place, ends[0]), ends[1])
+    for sign in (-1, 1):
+        place = min(max(ends[2] + sign * reach, ends[0]), ends[1])
         other = math.exp(place) if log else place
         if step is not None:
             other = low + round((other - low) / step) * step
-        other = min(max(other, low), high)
         if isinstance(value, int):
             other = round(other)
+            if other == value:  # of few whole values, the next one
+                other += sign * (step or 1)
+        other = min(max(other, low), high)
         if other != value and other not in found:
             found.append(other)
     return found
