@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
 from xtune.sim._state import State
-from xtune.sim.bounds import load_bound_ns, payload_rate
+from xtune.sim.bounds import load_bound_ns, payload_rate, way_ns
 from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import Flows, all_to_all, build_flows
 from xtune.sim.phase import PhaseResult, run_phase
@@ -138,7 +138,7 @@ def port_bounds_hold(fabric: LeafSpine, flows: Flows, result: PhaseResult) -> No
             rate *= fabric.uplink_gbps / fabric.gbps
         for first in np.unique(result.released_ns[on]):
             late = on[result.released_ns[on] >= first]
-            least = min(fabric.latency_ns(len(way[i])) for i in late)
+            least = min(way_ns(fabric, flows.size[i], len(way[i])) for i in late)
             bound = first + flows.size[late].sum() / rate + least
             assert result.completion_ns[late].max() >= bound * (1 - 1e-9)
 

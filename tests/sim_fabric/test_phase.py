@@ -34,6 +34,13 @@ def test_the_step_does_not_show_in_the_time_of_a_lone_flow(dt_ns: int, size: int
         assert result.phase_ns == pytest.approx(flow_ns(fabric, size, links), abs=TICKS_NS)
 
 
+def test_a_message_shorter_than_a_packet_is_stored_as_it_is() -> None:
+    fabric = LeafSpine.square(16)
+    result = run_phase(fabric, build_flows([0], [15], 64), dt_ns=500)
+    # Sent once and stored at each of three switches, 64 bytes at 50 B/ns; four links.
+    assert result.phase_ns == pytest.approx(4 * 64 / 50 + 4 * 500, abs=TICKS_NS)
+
+
 def test_header_bytes_slow_a_flow_by_their_share() -> None:
     fabric = LeafSpine(64, 8, 8, header_bytes=64)
     result = run_phase(fabric, build_flows([0], [63], 8_000_000))
@@ -49,6 +56,18 @@ def test_two_flows_on_one_uplink_share_it() -> None:
     np.testing.assert_allclose(result.completion_ns, 8_000_000 / 50, rtol=0.02)
     apart = run_phase(fabric, flows.with_paths([2, 3]))
     np.testing.assert_allclose(apart.completion_ns, flow_ns(fabric, 4_000_000), atol=TICKS_NS)
+
+
+@pytest.mark.parametrize("dt_ns", [130, 250, 500, 1000])
+def test_flows_of_one_host_go_round_by_packets_whatever_the_step(dt_ns: int) -> None:
+    # Eight flows to eight receivers, each by a spine of its own: the sender's line is shared.
+    fabric = LeafSpine.square(64)
+    flows = build_flows([0] * 8, [8 * i + i for i in range(1, 8)] + [15], 1_000_000)
+    result = run_phase(fabric, flows.with_paths(range(8)), dt_ns=dt_ns)
+    whole = flow_ns(fabric, 8_000_000)
+    turn = max(dt_ns * 50 / 8, 4096) / 50
+    assert whole - 8 * turn - dt_ns <= result.completion_ns.min()
+    assert result.completion_ns.max() == pytest.approx(whole, abs=dt_ns)
 
 
 def test_a_slow_port_slows_its_flow_alone() -> None:

@@ -39,8 +39,8 @@ FLOW_U = 8
 # flow_i: int64 columns.
 (
     SIZE, TO_SEND, DELIVERED, UNIT_LEFT, UNITS, MOVES, HELD, PREFIX, FIRST, LAST, START, RELEASE,
-    ASKED,
-) = range(13)  # fmt: skip
+    ASKED, TURN,
+) = range(14)  # fmt: skip
 FLOW_I = 16
 # flow_f: float64 columns.
 DONE_AT, RELEASED_AT, EXTRA, FLOW_F = range(4)

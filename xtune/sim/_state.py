@@ -15,6 +15,7 @@ from xtune.sim import _extras as x
 from xtune.sim import _layout as k
 from xtune.sim._choices import MOVE_BURST
 from xtune.sim._fill_extras import fill_extras, unused
+from xtune.sim.bounds import way_ns
 from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import DRAW, Flows
@@ -134,8 +135,9 @@ class State:
         f = np.full((n, k.FLOW_F), np.nan)
         # A fragment makes a hop a step; what the real path takes in addition, or less.
         for links in np.unique(routes.links):
-            extra = fabric.latency_ns(int(links)) - (int(links) - 1) * self.dt_ns
-            f[routes.links == links, k.EXTRA] = extra
+            on = routes.links == links
+            way = way_ns(fabric, flows.size[on], int(links))
+            f[on, k.EXTRA] = way - (int(links) - 1) * self.dt_ns
         self.flow_u, self.flow_i, self.flow_f = u, i, f
 
     def _fill_paths(

@@ -23,7 +23,25 @@ def flow_ns(fabric: Fabric, size: int, links: int = 4) -> float:
         size: Payload bytes.
         links: Links on the path, 2 inside a leaf.
     """
-    return size / payload_rate(fabric) + fabric.latency_ns(links)
+    return size / payload_rate(fabric) + float(way_ns(fabric, size, links))
+
+
+def way_ns(fabric: Fabric, size: int | I64, links: int) -> F64:
+    """Time of a flow's way: that of its links, and of a packet stored at each switch.
+
+    A flow shorter than a packet is stored as the packet that it is.
+
+    Args:
+        fabric: The fabric.
+        size: Payload bytes.
+        links: Links on the path.
+
+    Returns:
+        float64, of the shape of ``size``.
+    """
+    wire = links * fabric.link_latency_ns
+    stored = fabric.latency_ns(links) - wire
+    return np.asarray(wire + stored * np.minimum(np.asarray(size) / PACKET_BYTES, 1.0))
 
 
 def ring_bound_ns(fabric: Fabric, size: int, ranks: int) -> float:

@@ -88,6 +88,7 @@ from xtune.sim._layout import (
     TICK_MASK,
     TICKS,
     TO_SEND,
+    TURN,
     UNIT_LEFT,
     WAITING_START,
     XOFF,
@@ -198,10 +199,10 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
             for tier in range(stages + 1):
                 stage = stages + 1 - tier
                 low, high = first[stage], first[stage + 1]
-                turn = draw(rng, high - low) if extras and fills else 0
+                shift = draw(rng, high - low) if extras and fills else 0
                 for p in range(low, high):
                     if extras:  # who comes first to a full buffer changes
-                        p = low + (p - low + turn) % (high - low)
+                        p = low + (p - low + shift) % (high - low)
                     budget = rate[p]
                     clock = 0.0
                     for lane in range(lanes):
@@ -328,10 +329,10 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 paused[q] = 1
                                 pauses[q] += 1
                                 stopped[q] -= step
-            turn = draw(rng, hosts) if extras and fills else 0
+            shift = draw(rng, hosts) if extras and fills else 0
             for host in range(hosts):
                 if extras:
-                    host = (host + turn) % hosts
+                    host = (host + shift) % hosts
                 budget = rate[host]
                 clock, pace = 0.0, 1.0 / budget
                 for lane in range(lanes):
@@ -363,13 +364,18 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
                                 pairs, budgets, route, f,
                             )  # fmt: skip
-                        size = min(min(share, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
+                        # A turn cut short by the end of a step goes on in the next one.
+                        turn = flow_i[f, TURN]
+                        if turn == 0 or counts[a] == 1:
+                            turn = share
+                        size = min(min(turn, room), min(flow_i[f, TO_SEND], flow_i[f, UNIT_LEFT]))
                         if extras:
                             size = min(size, may)
                         room -= size
                         clock = min(clock + size * pace, 1.0)
                         flow_i[f, TO_SEND] -= size
                         flow_i[f, UNIT_LEFT] -= size
+                        flow_i[f, TURN] = turn - size if flow_i[f, UNIT_LEFT] > 0 else 0
                         if free == NIL:
                             moved = fresh
                             fresh += np.uint32(NODE_SIZE)
@@ -417,7 +423,8 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 nodes[tail[to] + NEXT] = moved
                             tail[to] = moved
                         if flow_i[f, TO_SEND] > 0:
-                            active[a] = f
+                            if flow_i[f, TURN] == 0:
+                                active[a] = f
                             continue
                         counts[a] -= 1
                         cfg[ACTIVE] -= 1
