@@ -102,7 +102,8 @@ def test_half_of_a_two_phase_exchange_is_a_ring() -> None:
     """Only the all-to-all crosses the spines more than the ring of the all-reduce does.
 
     Four hosts a leaf over two uplinks: 12 of 15 destinations are under other leaves, so the
-    uplinks take 4 * 12/15 / 2 = 1.6 times as long as the hosts' own ports, for half of the bytes.
+    uplinks take at least 4 * 12/15 / 2 = 1.6 times as long as the hosts' own ports, for half of
+    the bytes; sends that wait for each other leave them idle now and then.
     """
     ring_s = 2 * 15 / 16 * 2e8 * 8 / (GBPS * 1e9)
     c = made(ranks=16.0, job_hosts=16.0, hosts=16.0, collective_s=ring_s)
@@ -113,7 +114,7 @@ def test_half_of_a_two_phase_exchange_is_a_ring() -> None:
     )
     r = run(replace(policy, compression=compression), c, iterations=20)
     assert r.metrics["ratio_vs_bf16"] == pytest.approx(0.0, abs=1e-3)
-    assert r.metrics["mean_comm_s"] == pytest.approx(4 * ring_s * (1.6 + 1.0) / 2, rel=0.02)
+    assert 0.995 < r.metrics["mean_comm_s"] / (4 * ring_s * (1.6 + 1.0) / 2) < 1.06
 
 
 def test_an_episode_slows_the_fixed_path_by_its_depth() -> None:
