@@ -100,6 +100,7 @@ class Router:
             "spray": self._spray,
             "power_of_two": self._power_of_two,
             "flowlet": self._flowlet,
+            "switch_adaptive": self._static,  # the fabric chooses
         }[routing.mode]
         enter, leave = routing.enter_occupancy, routing.exit_occupancy
         self._level_enter = (leave, enter, (1.0 + enter) / 2)

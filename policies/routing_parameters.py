@@ -14,8 +14,9 @@ class Routing:
     mode: str = parameter(
         "binary",
         "1",
-        "how a path is chosen; the others than binary are baselines",
-        choices=("static", "binary", "spray", "power_of_two", "flowlet"),
+        "how a path is chosen; the others than binary are baselines. switch_adaptive leaves it "
+        "to the switches: a policy can only ask for it, and its router keeps to one path a flow",
+        choices=("static", "binary", "spray", "power_of_two", "flowlet", "switch_adaptive"),
     )
     forecast: str = parameter(
         "holt",
@@ -87,7 +88,17 @@ class Routing:
         high=10**13,
     )
     flowlet_gap_ns: int = parameter(
-        50_000, "ns", "mode flowlet: a path is kept for units closer than it", low=0, high=10**12
+        50_000,
+        "ns",
+        "modes flowlet, switch_adaptive: a path is kept for units closer than it",
+        low=0,
+        high=10**12,
+    )
+    switch_load: str = parameter(
+        "queue",
+        "1",
+        "mode switch_adaptive: what a leaf compares of its own ports, bytes or flows",
+        choices=("queue", "flows"),
     )
     probe_interval_ns: int = parameter(
         10_000, "ns", "time between two readings of a link", low=100, high=10**10

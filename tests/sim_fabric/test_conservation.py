@@ -15,7 +15,7 @@ from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import Flows, all_to_all, build_flows
 from xtune.sim.phase import PhaseResult, run_phase
 
-MODES = ("static", "binary", "spray", "power_of_two", "flowlet")
+MODES = ("static", "binary", "spray", "power_of_two", "flowlet", "switch_adaptive")
 
 
 @st.composite
@@ -74,6 +74,8 @@ def routings(draw: st.DrawFn) -> Routing:
         decision_delay_ns=draw(st.sampled_from([0, 3_000, 20_000])),
         unit_bytes=draw(st.sampled_from([4_096, 50_000, 1_000_000])),
         lanes=draw(st.integers(1, 2)),
+        switch_load=draw(st.sampled_from(["queue", "flows"])),
+        flowlet_gap_ns=draw(st.sampled_from([0, 5_000])),
     )
 
 

@@ -19,6 +19,7 @@ from xtune.sim._layout import (
     BINARY,
     BINS,
     BUFFER,
+    BY_FLOWS,
     CHOICES,
     COLD,
     COLDEST,
@@ -52,6 +53,7 @@ from xtune.sim._layout import (
     PAIRS,
     PATH,
     PEAK,
+    PLACED,
     PORTS,
     PREFIX,
     PROBE_STEPS,
@@ -67,12 +69,14 @@ from xtune.sim._layout import (
     SRC_LEAF,
     STATIC,
     STEP,
+    SWITCH,
     TO_SEND,
     UNIT,
     UNIT_LEFT,
     UNITS,
     USED,
 )
+from xtune.sim._routes import next_port
 
 _holt: Callable[..., Any] = numba.njit(_core.holt_update)
 _ewma: Callable[..., Any] = numba.njit(_core.ewma_update)
@@ -218,13 +222,57 @@ def _flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f):  # type: ignore
 
 
 @numba.njit
+def _own_link(cfg, ends, flow_u, route, f, path):  # type: ignore[no-untyped-def]
+    """Row in ``links`` of the port by which a flow's leaf sends it on a path."""
+    link = np.int64(ends[f, SRC_LEAF]) * cfg[SPINES] + path
+    if route.shape[0] > 0:
+        row = flow_u[f, ROW] + np.uint32(path)
+        link = np.int64(next_port(route, row, 0, NIL)) - cfg[HOSTS]
+    return np.int64(flow_u[f, LANE]) * (cfg[PORTS] - 2 * cfg[HOSTS]) + link
+
+
+@numba.njit
+def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no-untyped-def]
+    """The path that a leaf gives a new flow, or one after a gap: by its least loaded uplink.
+
+    The switch knows its own ports, by bytes or by the flows it gave them so far, and nothing of
+    what lies beyond. Of ports alike it takes any. After a gap a coin keeps half the flows where
+    they are, so that those held up together do not all move; the others move only to a port with
+    less. So does the switch of ``bench/reference`` (csg-htsim, ``fat_tree_switch.cpp``).
+    """
+    now, path = cfg[STEP] * cfg[DT], np.int64(flow_u[f, PATH])
+    # What was sent last filled its step, at most.
+    begun, gap = flow_i[f, UNITS] > 0, now - flow_i[f, ASKED] - cfg[DT]
+    flow_i[f, ASKED] = now
+    if begun and (gap < cfg[GAP] or draw(rng, 2) == 0):
+        return path
+    flow_i[f, UNITS] += 1
+    column = PLACED if cfg[BY_FLOWS] == 1 else LEVEL
+    alike, best, least = 0, path, np.inf
+    for j in range(np.int64(flow_u[f, CHOICES])):
+        load = links[_own_link(cfg, ends, flow_u, route, f, j), column]
+        if load < least:
+            alike, best, least = 1, j, load
+        elif load == least:
+            alike += 1
+            if draw(rng, alike) == 0:
+                best = j
+    there = _own_link(cfg, ends, flow_u, route, f, best)
+    links[there, PLACED] += 1
+    here = _own_link(cfg, ends, flow_u, route, f, path)
+    return path if begun and links[here, column] <= links[there, column] else best
+
+
+@numba.njit
 def start_unit(  # type: ignore[no-untyped-def]
     cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, route, f
 ):
     """The path of a flow's next unit, decided as it is enqueued."""
     flow_i[f, UNIT_LEFT] = cfg[UNIT]
     mode = cfg[MODE]
-    if mode == STATIC or ends[f, SRC_LEAF] == ends[f, DST_LEAF] or flow_u[f, BACKGROUND] == 1:
+    if mode == STATIC or ends[f, SRC_LEAF] == ends[f, DST_LEAF]:
+        return
+    if flow_u[f, BACKGROUND] == 1 and mode != SWITCH:
         return  # other jobs do not run this engine: their paths stay
     if flow_i[f, LAST] - flow_i[f, FIRST] + 1 >= segments.shape[1]:
         return  # the receiver's reorder window is full: no new path now
@@ -237,6 +285,8 @@ def start_unit(  # type: ignore[no-untyped-def]
         new = draw(rng, np.int64(flow_u[f, CHOICES]))
     elif mode == FLOWLET:
         new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f))
+    elif mode == SWITCH:
+        new = _switch(cfg, rng, ends, flow_u, flow_i, links, route, f)
     else:
         new = _emptier(cfg, rng, ends, flow_u, links, route, f)
     if new == old:
@@ -268,6 +318,11 @@ def probe(cfg, real, queued, links, pending, window, times, hist):  # type: igno
                 total += queued[lane * cfg[PORTS] + first + k] / cfg[BUFFER]
                 pending[row, lane * both + k] = min(total, 1.0)
             hist[k, min(np.int64(total * BINS), BINS)] += 1
+    if cfg[MODE] == SWITCH:  # a switch sees its queues as they are
+        for lane in range(cfg[LANES]):
+            for k in range(both):
+                links[lane * both + k, LEVEL] = queued[lane * cfg[PORTS] + first + k]
+        return
     seen = step - cfg[DELAY_STEPS]
     if seen >= 0 and seen % every == 0 and cfg[MODE] != STATIC:
         row = (seen // every) % pending.shape[0]

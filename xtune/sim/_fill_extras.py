@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 # Modes whose paths are connections of their own: bytes of two of them have no order to lose.
-_OF_THEIR_OWN = ("binary", "flowlet", "power_of_two")
+_OF_THEIR_OWN = ("binary", "flowlet", "power_of_two", "switch_adaptive")
 
 
 def unused() -> x.Extras:

@@ -6,7 +6,7 @@ import numpy as np
 
 # What a call of ``advance`` ends with.
 DONE, LIMIT, GROW, STUCK = 0, 1, 2, 3
-STATIC, BINARY, SPRAY, POWER_OF_TWO, FLOWLET = 0, 1, 2, 3, 4
+STATIC, BINARY, SPRAY, POWER_OF_TWO, FLOWLET, SWITCH = 0, 1, 2, 3, 4, 5
 READING, EWMA, SLOPE, HOLT = 0, 1, 2, 3
 NO_BACKPRESSURE, PFC, CREDIT = 0, 1, 2
 
@@ -15,10 +15,10 @@ NIL = np.uint32(0xFFFFFFFF)
 # cfg: int64 parameters, then the state that outlives a call.
 (
     HOSTS, LEAVES, SPINES, LANES, PORTS, DT, LIMIT_STEP, KIND, XOFF, XON, BUFFER, PACKET, MODE,
-    FORECAST, PAIRS, COLDEST, HORIZON, HOLD, GAP, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE,
+    FORECAST, PAIRS, COLDEST, HORIZON, HOLD, GAP, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE, BY_FLOWS,
     STEP, FREE, FRESH, LIVE, ACTIVE, LEFT, WAITING_START, ON_WHEEL, READINGS, STAMP,
     CFG_SIZE,
-) = range(34)  # fmt: skip
+) = range(35)  # fmt: skip
 # real: float64 parameters.
 LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
 # A fragment: four uint32, so that those in flight stay in the cache. Its tag holds the spine, the
@@ -47,6 +47,6 @@ DONE_AT, RELEASED_AT, EXTRA, FLOW_F = range(4)
 # pairs: int64 columns of a flow's (primary, alternative) pair. USED: the place of the alternative
 # in use among the flow's paths, -1 on the primary. The move budget is in an array of its own.
 USED, MOVED_AT, REFILLED_AT, PAIR_SIZE = range(4)
-# links: float64 columns.
-LEVEL, RISE, PEAK, LINK_SIZE = range(4)
+# links: float64 columns. PLACED: flows that a switch has given the port, LEVEL: then its bytes.
+LEVEL, RISE, PEAK, PLACED, LINK_SIZE = range(5)
 BINS = 64  # of an occupancy histogram; one more holds what is above the buffer

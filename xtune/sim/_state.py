@@ -27,6 +27,7 @@ MODES = {
     "spray": k.SPRAY,
     "power_of_two": k.POWER_OF_TWO,
     "flowlet": k.FLOWLET,
+    "switch_adaptive": k.SWITCH,
 }
 FORECASTS = {"reading": k.READING, "ewma": k.EWMA, "slope": k.SLOPE, "holt": k.HOLT}
 KINDS = {"none": k.NO_BACKPRESSURE, "pfc": k.PFC, "credit": k.CREDIT}
@@ -191,6 +192,7 @@ class State:
         rows = self.delay_steps // self.probe_steps + 2
         adaptive = routing.mode != "static"
         self.links = np.full((lanes * between if adaptive else 1, k.LINK_SIZE), np.nan)
+        self.links[:, k.PLACED] = 0.0
         self.pending = np.zeros((rows, lanes * between))
         width = max(2, routing.window_readings)
         self.window = np.zeros((lanes * between if routing.forecast == "slope" else 1, width))
@@ -215,7 +217,8 @@ class State:
                 f"routing mode {routing.mode!r} or forecast {routing.forecast!r} is unknown",
                 f"modes: {', '.join(MODES)}; forecasts: {', '.join(FORECASTS)}",
             )
-        unit = {"static": _NEVER, "spray": PACKET_BYTES}.get(routing.mode, routing.unit_bytes)
+        whole = dict.fromkeys(("static", "switch_adaptive"), _NEVER)
+        unit = (whole | {"spray": PACKET_BYTES}).get(routing.mode, routing.unit_bytes)
         values = {
             k.HOSTS: fabric.hosts,
             k.LEAVES: fabric.leaves,
@@ -240,6 +243,7 @@ class State:
             k.PROBE_STEPS: self.probe_steps,
             k.DELAY_STEPS: self.delay_steps,
             k.MAX_RATE: int(self.rate.max()),
+            k.BY_FLOWS: int(routing.switch_load == "flows"),
             k.FREE: int(k.NIL),
             k.LEFT: int((~self.flows.background).sum()),
         }

@@ -83,6 +83,7 @@ from xtune.sim._layout import (
     STATIC,
     STEP,
     STUCK,
+    SWITCH,
     TAG,
     TICK,
     TICK_MASK,
@@ -359,7 +360,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                     break
                                 continue
                             waiting = 0
-                        if flow_i[f, UNIT_LEFT] == 0:
+                        if flow_i[f, UNIT_LEFT] == 0 or mode == SWITCH:
                             start_unit(
                                 cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
                                 pairs, budgets, route, f,
