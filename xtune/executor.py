@@ -75,9 +75,10 @@ def open_executor(engine: str, workers: int, scheduler: str = "") -> Iterator[Ex
 
 def workers_of(executor: Executor) -> int:
     """How many calls an executor of :func:`open_executor` runs at once."""
-    if isinstance(executor, ProcessPoolExecutor):
-        return int(vars(executor)["_max_workers"])
-    threads: dict[str, int] = vars(executor)["_client"].nthreads()
+    own = vars(executor)
+    if "_client" not in own:  # of processes or threads here
+        return int(own["_max_workers"])
+    threads: dict[str, int] = own["_client"].nthreads()
     return max(1, sum(threads.values()))
 
 

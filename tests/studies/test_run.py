@@ -26,7 +26,7 @@ from xtune.policies.spec import replace_fields
 from xtune.sim import Calibration, simulate
 from xtune.studies import Options, Study, load_result, run_study
 from xtune.studies._base import all_studies
-from xtune.studies._space import apply, check
+from xtune.studies._space import METRICS, apply, check
 from xtune.studies._stats import against
 from xtune.studies._work import Job, Workers, run_jobs
 
@@ -263,6 +263,7 @@ def test_best_is_the_least_mean_and_gains_are_paired(
     shares = [(b - a) / b for a, b in zip(fresh, base["per_seed"], strict=True)]
     assert base["gain_of_best"]["mean"] == pytest.approx(sum(shares) / 2)
     assert document["policy"]["provenance"]["calibration"] == small[1].fingerprint
+    assert set(METRICS) <= set(best["metrics"])  # what a study may ask for, a run gives
 
 
 def test_a_worker_that_dies_costs_its_evaluation_only(small: tuple[Lake, Calibration]) -> None:

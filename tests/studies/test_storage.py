@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import shutil
+import sqlite3
 import traceback
 from pathlib import Path
 
 import pytest
 
 from xtune.errors import StudyError
-from xtune.studies._storage import open_storage, repair_journal
+from xtune.studies._storage import (
+    alone,
+    file_system,
+    network_warning,
+    open_storage,
+    opened,
+    repair_journal,
+)
 from xtune.studies._trials import Outcome, TrialStore, grid_distribution
 
 GRID = {"period.iterations": grid_distribution("period.iterations", (10, 20))}
@@ -78,3 +88,80 @@ def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("hello, I am a text file, and longer than a header\n" * 9)
     with pytest.raises(StudyError, match="file is not a database"):
         TrialStore(open_storage(tmp_path, f"sqlite:///{tmp_path}/x.db"), "s")
+
+
+DATA = Path(__file__).parent / "data"  # written by Optuna 4.9.0
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_what_optuna_4_9_wrote_is_read_and_goes_on(tmp_path: Path, kind: str) -> None:
+    url = ""
+    if kind == "journal":
+        shutil.copy(DATA / "journal_4.9.log", tmp_path / "journal.log")
+    else:
+        url = f"sqlite:///{tmp_path}/trials.db"
+        base = sqlite3.connect(tmp_path / "trials.db")
+        base.executescript((DATA / "sqlite_4.9.sql").read_text())
+        base.close()
+    name = "period_T@0123456789ab"
+    with opened(tmp_path, url) as storage:
+        store = TrialStore(storage, name)
+        found = store.finished()
+        assert {k: (o.state, o.number) for k, o in found.items()} == {
+            "a": ("complete", 0), "b": ("complete", 1), "c": ("failed", 2),
+        }  # fmt: skip
+        assert found["b"].mean("time_to_target_s") == 5.0
+        store.add(outcome("c", 9.0), GRID)
+    with opened(tmp_path, url) as storage:
+        after = TrialStore(storage, name).finished()
+        assert after["c"].mean("time_to_target_s") == 9.0
+
+
+def test_one_process_at_a_time_holds_a_folder(tmp_path: Path) -> None:
+    says = r"another xtune tune runs this study \(process \d+"
+    with alone(tmp_path):
+        with pytest.raises(StudyError, match=says), alone(tmp_path):
+            pass
+        # Optuna's lock of one that was killed while it wrote, which would be waited for.
+        (tmp_path / "journal.log.lock").symlink_to("journal.log")
+    with alone(tmp_path):
+        assert not (tmp_path / "journal.log.lock").is_symlink()
+
+
+def test_a_file_system_without_locks_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone(tmp_path):
+        pass
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw,vers=4.2 0 0
+tmpfs /home/me/fast tmpfs rw 0 0
+//server/share /mnt/my\\040share cifs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lake", "ext4"),
+        ("/home/me/lake", "nfs4"),
+        ("/home/me/fast/lake", "tmpfs"),
+        ("/homes/lake", "ext4"),
+        ("/mnt/my share/lake", "cifs"),
+    ],
+)
+def test_network_file_systems_are_told_from_local_ones(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+    warned = kind in ("nfs4", "cifs")
+    assert bool(network_warning(Path(path), "", MOUNTS)) is warned
+    assert bool(network_warning(Path("/var"), f"sqlite:///{path}/a.db", MOUNTS)) is warned
+    assert network_warning(Path(path), "postgresql+psycopg://host/db", MOUNTS) is None
+    if warned:
+        assert f"network file system ({kind})" in str(network_warning(Path(path), "", MOUNTS))

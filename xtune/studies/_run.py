@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from xtune.studies._result import Found, Setting, build, summary, trial_rows, wi
 from xtune.studies._samplers import arguments
 from xtune.studies._search import Search, broken, changes, definition, excess
 from xtune.studies._space import apply, check, distributions
-from xtune.studies._storage import alone, network_warning, open_storage, repair_journal
+from xtune.studies._storage import alone, network_warning, opened, repair_journal, shared
 from xtune.studies._trials import REACHES, Outcome, TrialStore, grid_distribution
 from xtune.studies._work import Job, Workers, run_jobs
 
@@ -132,14 +132,17 @@ def run_study(
     warning = network_warning(folder, options.storage)
     if warning:
         note(warning)
-    with nullcontext() if options.storage else alone(folder):
+    with nullcontext() if shared(options.storage) else alone(folder):
         torn = repair_journal(folder / "journal.log") if not options.storage else None
         if torn:
             note(f"the journal had a torn tail (a killed process): moved to {torn}")
-        storage = open_storage(folder, options.storage)
         name = f"{study.name}@{calibration.fingerprint}"
-        held = Leases(storage, f"{name}#leases", note) if options.storage else NoLeases()
-        with Workers(pool) as workers, held as leases:
+        with ExitStack() as stack:
+            storage = stack.enter_context(opened(folder, options.storage))
+            workers = stack.enter_context(Workers(pool))
+            leases: Leases | NoLeases = NoLeases()
+            if shared(options.storage):
+                leases = stack.enter_context(Leases(storage, f"{name}#leases", note))
             evaluator = Evaluator(
                 workers,
                 leases,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,11 @@ def distribution(field: str, dimension: Dimension) -> BaseDistribution:
         raise StudyError(f"{field}: it has no range", "give choices")
     _check_range(field, dimension, known, low, high)
     step = dimension.step
-    if step is not None:
-        high = low + step * int((high - low) / step + 1e-9)
-    if known.kind == "int":
-        return IntDistribution(int(low), int(high), log=dimension.log, step=int(step or 1))
-    return FloatDistribution(low, high, log=dimension.log, step=step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a high end between two steps is moved to the lower
+        if known.kind == "int":
+            return IntDistribution(int(low), int(high), log=dimension.log, step=int(step or 1))
+        return FloatDistribution(low, high, log=dimension.log, step=step)
 
 
 def _check_range(

@@ -25,6 +25,14 @@ NETWORK = (
 )  # fmt: skip
 
 
+def shared(url: str) -> bool:
+    """Whether several processes may work on one study: a database server's rows can be locked.
+
+    SQLite reads a row and writes it in two steps: two processes would both take it.
+    """
+    return bool(url) and not url.startswith("sqlite")
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold a study's folder for this process; a killed one lets go of it.
@@ -150,6 +158,19 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
         message = f"storage {where}: {hide_secrets(text)}"
         # Without its cause: that one's words and frames hold the URL as it was given.
         raise StudyError(message, "check --storage") from (None if url else error)
+
+
+@contextmanager
+def opened(folder: Path, url: str) -> Iterator[BaseStorage]:
+    """:func:`open_storage`, and its connections closed at the end."""
+    storage = open_storage(folder, url)
+    try:
+        yield storage
+    finally:
+        engine = getattr(storage, "engine", None)
+        if engine is not None:
+            storage.remove_session()
+            engine.dispose()
 
 
 def _password(url: str) -> str | None:
