@@ -248,15 +248,15 @@ def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no
         return path
     flow_i[f, UNITS] += 1
     column = PLACED if cfg[BY_FLOWS] == 1 else LEVEL
-    alike, best, least = 0, path, np.inf
+    alike, best, least = 0, np.int64(0), np.inf
     for j in range(np.int64(flow_u[f, CHOICES])):
         load = links[_own_link(cfg, ends, flow_u, route, f, j), column]
         if load < least:
-            alike, best, least = 1, j, load
+            alike, best, least = 1, np.int64(j), load
         elif load == least:
             alike += 1
             if draw(rng, alike) == 0:
-                best = j
+                best = np.int64(j)
     there = _own_link(cfg, ends, flow_u, route, f, best)
     links[there, PLACED] += 1
     here = _own_link(cfg, ends, flow_u, route, f, path)

@@ -99,7 +99,8 @@ def run_phase(
         flows: Foreground flows (those marked ``background`` are not waited for).
         routing: Path choice; None means static ECMP. ``unit_bytes`` is the unit of a decision
             in modes ``binary``, ``power_of_two`` and ``flowlet``; ``spray`` decides for each
-            packet; in mode ``switch_adaptive`` the leaves decide, for all jobs, with no delay. With two ``lanes``, each flow travels in its own; with one, all share it.
+            packet; in mode ``switch_adaptive`` the leaves decide, for all jobs, with no delay.
+            With two ``lanes``, each flow travels in its own; with one, all share it.
             Waiting for others (``yield_ns``), marks and blacklists are not modelled.
         background: More flows, not waited for. Background stays on its primary spine: other
             jobs do not run this engine.
