@@ -66,6 +66,19 @@ def _show(found: dict[str, Any]) -> None:
             for row in found["policies"]
         ],
     )
+    if found["claims"]:
+        _show_claims(found)
+    table(
+        "assumed, every one of them",
+        ("name", "value", "unit", "why"),
+        [(p["name"], p["value"], p["unit"], p["why"]) for p in found["assumed"]],
+        text=True,
+    )
+    for text in found["notes"]:
+        note(text)
+
+
+def _show_claims(found: dict[str, Any]) -> None:
     table(
         f"{found['policy']} against {found['policies'][0]['name']}: changes",
         ("of", "simulated here", "the founding document's claim"),
@@ -79,14 +92,6 @@ def _show(found: dict[str, Any]) -> None:
         f"the claimed throughput needs at least {share(exposed['needed'])} exposed communication"
         f" of the baseline; simulated: {_span(exposed['baseline'], '{:.1%}')}"
     )
-    table(
-        "assumed, every one of them",
-        ("name", "value", "unit", "why"),
-        [(p["name"], p["value"], p["unit"], p["why"]) for p in found["assumed"]],
-        text=True,
-    )
-    for text in found["notes"]:
-        note(text)
 
 
 def _change(against: Mapping[str, Brief] | None, what: str) -> str | None:

@@ -30,7 +30,7 @@ def run(
     ] = "joint",
     scenario: Annotated[
         str | None,
-        typer.Option("--scenario", help="A job of its own: founding-dense, founding-moe."),
+        typer.Option("--scenario", help="founding-dense, founding-moe, or a SimAI workload."),
     ] = None,
     lake: LakeOption = None,
     seed: SeedOption = None,

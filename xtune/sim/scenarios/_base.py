@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xtune.sim.beside import Beside
-from xtune.sim.calibration import Calibration, Parameter
+from xtune.sim.calibration import Calibration, LayerShape, Parameter
 from xtune.sim.fit import CHANGE_S, CODEC_S_PER_ELEMENT, CONTROLLER_S
 from xtune.sim.models import Layout, Model, buckets, expert_traffic, shapes, tensor_bytes
 from xtune.sim.response import assumed_response
 
 DDP_BUCKET_BYTES = 25 << 20  # torch's DistributedDataParallel, bucket_cap_mb
 LATENCY_NS = 500.0
+MOST_HOSTS = 1024  # that are simulated, where a job has more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class Scenario:
         title: What it is, in a line.
         calibration: Everything a trial needs, all of it assumed.
         flops_per_card: Model operations of one iteration on one card; None where not defined.
-        claims: The founding document's.
+        claims: The founding document's; none of a job that is not its.
     """
 
     name: str
@@ -50,13 +51,13 @@ class Scenario:
     claims: tuple[Claim, ...]
 
     @property
-    def needed_share(self) -> float:
+    def needed_share(self) -> float | None:
         """Exposed communication that the claimed throughput needs of the baseline, at least.
 
         What a policy can win is what the baseline waits: a rise by ``r`` needs 1 - 1 / (1 + r).
         """
-        rise = next(c.change for c in self.claims if c.metric == "throughput")
-        return 1.0 - 1.0 / (1.0 + rise)
+        rise = next((c.change for c in self.claims if c.metric == "throughput"), None)
+        return None if rise is None else 1.0 - 1.0 / (1.0 + rise)
 
 
 def assumed(name: str, value: float, why: str, unit: str = "") -> Parameter:
@@ -85,12 +86,12 @@ class Card:
     node_why: str
 
 
-def job(model: Model, layout: Layout, card: Card) -> tuple[Sequence[Parameter], float]:
-    """Parameters of a job, and the seconds of its compute in an iteration."""
+def job(model: Model, layout: Layout, card: Card) -> list[Parameter]:
+    """Parameters of a job of a published model."""
     inside_s = tensor_bytes(model, layout) / card.node_bytes_s
     compute_s = layout.flops_per_card(model) / card.flops + inside_s
     count = len(buckets(shapes(model, layout), DDP_BUCKET_BYTES))
-    return (
+    return [
         assumed(
             "compute_s", compute_s, f"{model.name}'s operations at {card.flops / 1e12:g} TFLOPS"
             f" ({card.flops_why}), and {1e3 * inside_s:.1f} ms of tensor parallel traffic inside"
@@ -107,33 +108,41 @@ def job(model: Model, layout: Layout, card: Card) -> tuple[Sequence[Parameter], 
             "job_rings", float(layout.tensor),
             "cards of one node hold different parts and reduce them in rings of their own",
         ),
+        *gradients(count),
+        *beside(expert_traffic(model, layout), "from the model's shape"),
+    ]  # fmt: skip
+
+
+def gradients(count: int) -> list[Parameter]:
+    """How ``count`` buckets of them travel."""
+    return [
         assumed("element_bytes", 2.0, "gradients in bf16 or fp16", "byte"),
         assumed("collective_bytes", float(DDP_BUCKET_BYTES), "one bucket", "byte"),
         assumed("collectives_per_step", float(count), "one a bucket"),
-        *_beside(expert_traffic(model, layout)),
-    ), compute_s  # fmt: skip
+    ]
 
 
-def _beside(parts: Sequence[Beside]) -> list[Parameter]:
+def beside(parts: Sequence[Beside], why: str) -> list[Parameter]:
+    """Traffic beside data parallel as parameters."""
     return [
         p
         for b in parts
         for p in (
-            assumed(f"{b.kind}_bytes", float(b.bytes_per_host), "from the model's shape", "byte"),
-            assumed(f"{b.kind}_per_step", b.per_step, "from the model's shape"),
+            assumed(f"{b.kind}_bytes", float(b.bytes_per_host), why, "byte"),
+            assumed(f"{b.kind}_per_step", b.per_step, why),
         )
     ]
 
 
 def two_tier(hosts: int, card: Card) -> list[Parameter]:
     """A non-blocking two-tier fat tree, fixed paths by a hash."""
-    side = float(math.isqrt(hosts))
+    side = float(math.ceil(math.sqrt(hosts)))
     return [
         assumed("job_hosts", float(hosts), "one port a card"),
         assumed("hosts", float(hosts), "the job fills the fabric"),
         assumed("leaves", side, "non-blocking: as many leaves and spines as ports on a leaf"),
         assumed("spines", side, "see leaves"),
-        assumed("slice_hosts", float(hosts), "all hosts are simulated: none stands for another"),
+        assumed("slice_hosts", float(min(hosts, MOST_HOSTS)), "so many hosts are simulated"),
         assumed("rate_gbps", card.gbps, card.gbps_why, "1e9 bit/s"),
         assumed("link_latency_ns", LATENCY_NS, "a switch's data sheet and 10 m of fibre", "ns"),
         assumed("ecmp_share", 1.0, "static routes: every fixed path is drawn by a hash"),
@@ -156,14 +165,19 @@ def bursty(minutes_between: float, length_s: float, slowdown: float) -> list[Par
     ]
 
 
-def training(model: Model, layout: Layout) -> list[Parameter]:
-    """Loss curve, noise and the costs of control."""
-    tokens = float(model.sequence * layout.batch)
+def training(elements: float, tokens: float, ranks: int) -> list[Parameter]:
+    """Loss curve, noise and the costs of control.
+
+    Args:
+        elements: Parameters that take part in a token.
+        tokens: Of an iteration.
+        ranks: That reduce gradients.
+    """
     curve = "Hoffmann et al., Training Compute-Optimal Large Language Models, 2022, equation 10"
-    tree = 2 * math.ceil(math.log2(layout.data)) * 4 * LATENCY_NS * 1e-9
+    tree = 2 * math.ceil(math.log2(max(2, ranks))) * 4 * LATENCY_NS * 1e-9
     noise = "as small language models show it"
     return [
-        assumed("loss_floor", 1.69 + 406.4 / model.active_elements**0.34, curve, "nat"),
+        assumed("loss_floor", 1.69 + 406.4 / elements**0.34, curve, "nat"),
         assumed("loss_scale", 410.7 / tokens**0.28, f"{curve}; {tokens:g} tokens a step", "nat"),
         assumed("loss_exponent", 0.28, curve),
         assumed("loss_noise", 0.02, noise, "nat"),
@@ -182,21 +196,32 @@ def training(model: Model, layout: Layout) -> list[Parameter]:
 
 
 def calibration_of(
-    name: str, model: Model, layout: Layout, card: Card, background: Sequence[Parameter]
+    name: str,
+    layers: tuple[LayerShape, ...],
+    cards: int,
+    card: Card,
+    *parts: Sequence[Parameter],
 ) -> Calibration:
-    """All of it; a collective alone on the fabric takes what its bytes take at the full rate."""
-    own, compute_s = job(model, layout, card)
-    layers = shapes(model, layout)
-    sent = DDP_BUCKET_BYTES * 2 * (layout.data - 1) / layout.data
-    latency_s = 2 * math.ceil(math.log2(layout.data)) * 4 * LATENCY_NS * 1e-9
-    clean_s = latency_s + sent * 8e-9 / card.gbps
-    parameters = [
-        *own, *two_tier(layout.cards, card), *background, *training(model, layout),
+    """All of it; a collective alone on the fabric takes what its bytes take at the full rate.
+
+    Args:
+        name: Of the scenario.
+        layers: As one card holds them.
+        cards: All of them.
+        card: An accelerator.
+        parts: Parameters of job, background and training.
+    """
+    given = {p.name: p for part in parts for p in part}
+    ranks = given["ranks"].value
+    latency_s = 2 * math.ceil(math.log2(max(2.0, ranks))) * 4 * LATENCY_NS * 1e-9
+    clean_s = latency_s + DDP_BUCKET_BYTES * 2 * (ranks - 1) / ranks * 8e-9 / card.gbps
+    rest = [
+        *two_tier(cards, card),
         assumed("collective_s", clean_s, "bytes of a ring at the full rate", "s"),
-        assumed("step_s", compute_s, "not used: nothing was measured", "s"),
-    ]  # fmt: skip
+        assumed("step_s", given["compute_s"].value, "not used: nothing was measured", "s"),
+    ]
     return Calibration(
-        job=name, parameters={p.name: p for p in parameters},
+        job=name, parameters={**given, **{p.name: p for p in rest}},
         buckets=buckets(layers, DDP_BUCKET_BYTES), layers=layers,
         notes=("a scenario: every parameter is assumed, none is measured",),
     )  # fmt: skip

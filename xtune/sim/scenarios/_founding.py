@@ -9,8 +9,16 @@ exposes most communication), and a card whose compute rate is published.
 
 from __future__ import annotations
 
-from xtune.sim.models import Layout, Model
-from xtune.sim.scenarios._base import Card, Claim, Scenario, bursty, calibration_of
+from xtune.sim.models import Layout, Model, shapes
+from xtune.sim.scenarios._base import (
+    Card,
+    Claim,
+    Scenario,
+    bursty,
+    calibration_of,
+    job,
+    training,
+)
 
 CARD = Card(
     flops=39e12,
@@ -21,6 +29,7 @@ CARD = Card(
     node_why="six NVLinks of 25 GB/s each way, V100 data sheet",
 )
 CARDS, TENSOR = 1024, 2
+BACKGROUND = bursty(minutes_between=1.0, length_s=30.0, slowdown=2.0)
 ACCURACY = (
     Claim(metric="iterations", change=0.032, text="iterations to the same accuracy +3.2 %"),
     Claim(metric="time", change=-0.35, text="total time -35 %"),
@@ -39,11 +48,19 @@ def make(name: str, title: str, model: Model, expert: int, claim: Claim) -> Scen
     """
     # A million tokens an iteration: the batch that both papers give for these models.
     layout = Layout(cards=CARDS, tensor=TENSOR, expert=expert, batch=512)
-    background = bursty(minutes_between=1.0, length_s=30.0, slowdown=2.0)
+    tokens = float(model.sequence * layout.batch)
     return Scenario(
         name=name,
         title=title,
-        calibration=calibration_of(name, model, layout, CARD, background),
+        calibration=calibration_of(
+            name,
+            shapes(model, layout),
+            CARDS,
+            CARD,
+            job(model, layout, CARD),
+            BACKGROUND,
+            training(model.active_elements, tokens, layout.data),
+        ),
         flops_per_card=layout.flops_per_card(model),
         claims=(claim, *ACCURACY),
     )
