@@ -30,7 +30,7 @@ def as_links(fabric: LeafSpine) -> TwoTier:
     )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_leaf_spine_written_as_links_is_the_same_to_the_last_bit(data: st.DataObject) -> None:
     fabric = data.draw(fabrics())
