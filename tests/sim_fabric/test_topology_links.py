@@ -17,6 +17,7 @@ from xtune.policies.topology import fabric_of
 from xtune.sim.bounds import flow_ns, load_bound_ns
 from xtune.sim.flows import build_flows, permutation
 from xtune.sim.phase import run_phase
+from xtune.sim.topology import Rails
 from xtune.sim.topology_links import from_links
 from xtune.sim.up_down import UpDown
 
@@ -200,6 +201,26 @@ def test_public_fabrics_carry_traffic_as_they_are_cabled(
     assert result.finished
     np.testing.assert_array_equal(result.delivered_bytes, flows.size)
     assert result.phase_ns >= load_bound_ns(fabric, flows)
+
+
+def test_rails_of_a_discovered_fabric_are_its_adapters_by_name() -> None:
+    rows = run("ibnetdiscover", samples("ib_ibdiagnet", "gmh_ibdiagnet2.ibnetdiscover"))
+    fabric = from_links(rows.rows("topology_links"))
+    rails = Rails.by_name(fabric)
+    assert rails.number.shape == (32, 8)
+    assert sorted(rails.number.ravel()) == list(range(256))
+    # Each rail is one leaf, so that an exchange within rails needs no spine.
+    for rail in range(8):
+        assert len(np.unique(fabric.leaves_of(rails.number[:, rail]))) == 1
+    assert {fabric.host_names[h].rpartition(" ")[0] for h in rails.number[3]} == {
+        fabric.host_names[rails.host(3, 0)].rpartition(" ")[0]
+    }
+    small = Rails.by_name(from_links(two_leaves()))
+    assert small.number.tolist() == [[0], [1], [2], [3]]
+    with pytest.raises(UsageError, match="names no adapter"):
+        Rails.by_name(
+            from_links([{**row, "src_name": None, "dst_name": None} for row in two_leaves()])
+        )
 
 
 def test_rails_that_share_one_uplink_are_as_slow_as_it_is() -> None:

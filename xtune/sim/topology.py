@@ -10,7 +10,7 @@ import numpy as np
 from xtune.errors import UsageError
 from xtune.policies.paths import DirectedLink
 from xtune.sim.fabric import I64, Fabric
-from xtune.sim.up_down import LinkOptions, UpDown
+from xtune.sim.up_down import LinkOptions, UpDown, natural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +169,32 @@ class Rails:
         if not (fabric.leaves_of(hosts) == np.arange(fabric.leaves).reshape(-1, rails, 1)).all():
             raise UsageError("hosts of this fabric are not numbered leaf by leaf", "see Rails")
         return cls(hosts.transpose(0, 2, 1).reshape(-1, rails))
+
+    @classmethod
+    def by_name(cls, fabric: UpDown) -> Rails:
+        """The rails of a discovered fabric: adapters of one name are on one rail.
+
+        A host's name is that of its node and, after the last space, of its adapter, as
+        InfiniBand's node descriptions are. Nodes are in the order of their first host.
+
+        Args:
+            fabric: A fabric, see ``from_links``.
+
+        Raises:
+            UsageError: a name is not of a node and an adapter.
+        """
+        split = [name.rpartition(" ")[::2] for name in fabric.host_names]
+        for name, (node, _) in zip(fabric.host_names, split, strict=True):
+            if not node:
+                raise UsageError(f"host {name!r} names no adapter of a node", "see Rails.number")
+        nodes = {node: i for i, node in enumerate(dict.fromkeys(node for node, _ in split))}
+        rails = {
+            rail: i for i, rail in enumerate(sorted({rail for _, rail in split}, key=natural))
+        }
+        number = np.full((len(nodes), len(rails)), -1)
+        for host, (node, rail) in enumerate(split):
+            number[nodes[node], rails[rail]] = host
+        return cls(number)
 
     def host(self, node: int, rail: int) -> int:
         """The host that is NIC ``rail`` of ``node``; -1 where the node has none."""

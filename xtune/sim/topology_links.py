@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, Unpack
 from xtune.errors import UsageError
 from xtune.policies.paths import DirectedLink
 from xtune.policies.topology import TopologyError, fabric_of
-from xtune.sim.up_down import LinkOptions, UpDown
+from xtune.sim.up_down import LinkOptions, UpDown, natural
 
 Row = Mapping[str, Any]
 
@@ -61,10 +60,10 @@ def from_links(
             links.append(_by_port(link, cables[link.name], hosts, degree))
             if link.src in hosts:
                 ends[links[-1].src] = link.dst
-    links.sort(key=lambda link: (_natural(link.src), _natural(link.name)))
+    links.sort(key=lambda link: (natural(link.src), natural(link.name)))
     if not ends:
         raise UsageError("no host on a switch in topology_links", "collect the topology first")
-    order = sorted(ends, key=lambda host: (_natural(ends[host]), _natural(host)))
+    order = sorted(ends, key=lambda host: (natural(ends[host]), natural(host)))
     rates = {link.name: found.gbps.get(link.name, gbps) for link in links}
     return UpDown(order, links, {k: v for k, v in rates.items() if v is not None}, **options)
 
@@ -151,8 +150,3 @@ def _by_port(
         if getattr(link, end) in hosts and degree[str(row[f"{end}_guid"])] > 1
     }
     return replace(link, **ports)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers within names by value."""
-    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", name)]

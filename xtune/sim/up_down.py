@@ -5,6 +5,7 @@ It runs on the same kernel as ``LeafSpine``, which gets the ports of each path f
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict, Unpack
@@ -18,6 +19,11 @@ from xtune.sim._ways import NONE, Fan, fan, groups, heights, join
 from xtune.sim.fabric import BUFFER_BYTES, F64, I64, Fabric, IntArray, Routes
 
 _MOST_ROUTE_PORTS = 1 << 28  # 1 GiB: all pairs of 512 leaves with 256 paths of four ports
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Key that sorts numbers within names by value."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", name)]
 
 
 class LinkOptions(TypedDict, total=False):
