@@ -68,8 +68,8 @@ def _show(calibration: Calibration) -> None:
     )
     table(
         "assumed, since the lake is silent",
-        ("parameter", "value", "unit", "why"),
-        [(p.name, p.value, p.unit, p.why) for p in parameters if p.assumed],
+        ("parameter", "value", "unit", "why", "would be fitted from"),
+        [(p.name, p.value, p.unit, p.why, p.needs) for p in parameters if p.assumed],
     )
     if calibration.validation:
         _show_validation(calibration)

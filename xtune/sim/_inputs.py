@@ -35,6 +35,8 @@ def digest(table: pa.Table) -> str:
             continue
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
+        elif pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
         content.update(pc.fill_null(column, 0).to_numpy(zero_copy_only=False).tobytes())
     return content.hexdigest()[:12]
 

@@ -42,10 +42,25 @@ def poisson_interval(count: int) -> tuple[float, float]:
     return max(0.0, low), high
 
 
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Interval of a share, by Jeffreys' prior; with its ends where all or none hit.
+
+    Brown, Cai and DasGupta, Statistical Science 16 (2001).
+    """
+    from scipy.stats import beta
+
+    low = 0.0 if hits == 0 else float(beta.ppf(0.025, hits + 0.5, count - hits + 0.5))
+    high = 1.0 if hits == count else float(beta.ppf(0.975, hits + 0.5, count - hits + 0.5))
+    return low, high
+
+
 def bootstrap(
     values: NDArray[Any], statistic: Callable[[NDArray[Any]], float], *, rounds: int = 1000
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic over the first axis, always with the same resamples."""
+    """Percentile interval of a statistic over the first axis, always with the same resamples.
+
+    It is widened to hold the statistic itself, which a median of few values may leave.
+    """
     if len(values) < 2:
         only = statistic(values)
         return only, only
@@ -53,4 +68,5 @@ def bootstrap(
     index = generator.integers(0, len(values), size=(rounds, len(values)))
     results = np.array([statistic(values[row]) for row in index])
     low, high = np.quantile(results, [0.025, 0.975])
-    return float(low), float(high)
+    here = statistic(values)
+    return min(float(low), here), max(float(high), here)

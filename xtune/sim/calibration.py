@@ -36,6 +36,7 @@ class Parameter:
         fit_kind: What ``fit`` is: ``relative spread``, ``r2``...
         assumed: Not fitted: ``why`` says what it rests on instead.
         why: How it was fitted, or why it had to be assumed.
+        needs: What telemetry would fit it; "" where it is fitted, or none would.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Parameter:
     fit_kind: str = ""
     assumed: bool = False
     why: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +180,7 @@ class Calibration:
                 raise CalibrationError(f"{name}: no such parameter", "see xtune calibrate --json")
             parameters[name] = replace(
                 parameters[name], value=value, low=None, high=None, n=0, tables=(), fit=None,
-                fit_kind="", assumed=True, why="set by hand",
+                fit_kind="", assumed=True, why="set by hand", needs="",
             )  # fmt: skip
         held_out = None if self.held_out is None else self.held_out.with_values(**values)
         return replace(self, parameters=parameters, held_out=held_out, validation=())

@@ -10,6 +10,7 @@ from xtune.errors import CalibrationError
 from xtune.sim._inputs import Inputs
 from xtune.sim.cache import PhaseCache
 from xtune.sim.calibration import Calibration, Parameter
+from xtune.sim.fit_control import fit_change, read_changes
 from xtune.sim.fit_days import for_held_out, held_out_from, stationarity_notes
 from xtune.sim.fit_episodes import (
     busy_intervals,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 # ``python -m xtune.sim.regulation_cost`` prints (64 layers, one core). A constant, since a time
 # measured anew would give each machine another fingerprint.
 CONTROLLER_S = 2e-5
-# Seconds for which training stands still when the plan changes (new workspaces, residuals
-# re-sliced): measured with a prototype of the loop.
-CHANGE_S = 0.3
 # Bytes of memory traffic per element to quantise, sum and dequantise, over the bandwidth of an
 # H100's memory (data sheet: 3.35e12 byte/s, of which 90 % are reachable).
 CODEC_S_PER_ELEMENT = 22.0 / 3.0e12
@@ -143,14 +141,13 @@ def _fit(inputs: Inputs, job: str | None) -> Calibration:
             # A small all-reduce: a tree up and down, four hops between hosts under two leaves.
             value=CONTROLLER_S + 2 * math.ceil(math.log2(max(2, ranks))) * 4 * latency_s,
             why="timed on the controller, plus one small tree all-reduce at the link latency",
+            needs="nothing that is collected: it is far below the spread of a step",
         ),
-        Parameter(
-            name="change_s", value=CHANGE_S, unit="s", assumed=True,
-            why="training stands still while a plan changes: measured with a prototype",
-        ),
+        fit_change(inputs, steps.job),
         Parameter(
             name="codec_s_per_element", value=CODEC_S_PER_ELEMENT, unit="s", assumed=True,
             why="22 bytes of memory traffic an element at 3e12 byte/s (H100 data sheet)",
+            needs="a profile of the codec's kernels on the job's own device",
         ),
         *assumed_response(),
     ):  # fmt: skip
@@ -160,7 +157,11 @@ def _fit(inputs: Inputs, job: str | None) -> Calibration:
         notes.append(note)
     if steps.others and job is None:
         notes.append(f"{steps.others + 1} jobs have steps: fitted on the one with most of them")
-    notes.append("telemetry is taken to be of dense gradients on static paths")
+    changes = len(read_changes(inputs, steps.job))
+    notes.append(
+        "telemetry is taken to be of dense gradients on static paths"
+        + (f", though a policy changed what is sent {changes} times" if changes else "")
+    )
     return Calibration(
         job=steps.job,
         parameters=parameters,

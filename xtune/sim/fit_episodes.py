@@ -9,7 +9,14 @@ import polars as pl
 
 from xtune.errors import CalibrationError
 from xtune.sim._inputs import Inputs
-from xtune.sim._stats import bootstrap, median_interval, poisson_interval, robust_sigma
+from xtune.sim._stats import (
+    Floats,
+    bootstrap,
+    median_interval,
+    poisson_interval,
+    robust_sigma,
+    share_interval,
+)
 from xtune.sim.calibration import Parameter
 from xtune.sim.fit_steps import Intervals
 
@@ -113,12 +120,18 @@ def _length(episodes: pl.DataFrame, covered: Intervals) -> tuple[Parameter, Para
     whole = lengths[~cut]
     if len(whole) < ENOUGH_FOR_SHAPE or whole.std() == 0:
         return mean, _assumed_shape(len(whole))
-    # Gamma shape from the coefficient of variation; beyond 100 lengths are as good as fixed.
-    shape = min(100.0, float((whole.mean() / whole.std(ddof=1)) ** 2))
+    low, high = bootstrap(whole, _gamma_shape, rounds=400)
     return mean, Parameter(
-        name="episode_length_shape", value=shape, n=len(whole), tables=TABLE,
+        name="episode_length_shape", value=_gamma_shape(whole), low=low, high=high, n=len(whole),
+        tables=TABLE,
         why="gamma shape, (mean / standard deviation)^2; 1 is exponential",
     )  # fmt: skip
+
+
+def _gamma_shape(lengths: Floats) -> float:
+    """From the coefficient of variation; beyond 100 lengths are as good as fixed."""
+    spread = float(lengths.std(ddof=1))
+    return min(100.0, (float(lengths.mean()) / spread) ** 2) if spread > 0 else 100.0
 
 
 def _assumed_shape(n: int) -> Parameter:
@@ -141,8 +154,10 @@ def _depth(episodes: pl.DataFrame, edge_links: frozenset[str]) -> tuple[Paramete
     # Below the threshold an episode elsewhere in the fabric and one that costs the job nothing
     # look the same, and are the same for it.
     hits = known.filter(pl.col("slowdown") >= HIT_SLOWDOWN)
+    low, high = share_interval(len(hits), len(known))
     share = Parameter(
-        name="episode_hit_share", value=len(hits) / len(known), n=len(known), tables=TABLE,
+        name="episode_hit_share", value=len(hits) / len(known), low=low, high=high,
+        n=len(known), tables=TABLE,
         why=f"share of episodes with a slowdown of at least {HIT_SLOWDOWN}",
     )  # fmt: skip
     if hits.is_empty():
@@ -155,8 +170,10 @@ def _depth(episodes: pl.DataFrame, edge_links: frozenset[str]) -> tuple[Paramete
         )
     slowdown = hits["slowdown"].to_numpy()
     value, low, high = median_interval(slowdown)
+    sigma = bootstrap(np.log(slowdown), robust_sigma, rounds=200)
     few = len(hits) < ENOUGH_FOR_SHAPE
-    edge = hits["root_link"].is_in(sorted(edge_links)).fill_null(False)
+    edge = int(hits["root_link"].is_in(sorted(edge_links)).fill_null(False).sum())
+    edge_low, edge_high = share_interval(edge, len(hits))
     return (
         share,
         Parameter(
@@ -166,11 +183,13 @@ def _depth(episodes: pl.DataFrame, edge_links: frozenset[str]) -> tuple[Paramete
         _assume("episode_slowdown_sigma", ASSUMED_SIGMA,
                 f"{len(hits)} episodes are too few for a spread of depths")
         if few else Parameter(
-            name="episode_slowdown_sigma", value=robust_sigma(np.log(slowdown)), n=len(hits),
-            tables=TABLE, why="standard deviation of the log of the slowdown (MAD)",
+            name="episode_slowdown_sigma", value=robust_sigma(np.log(slowdown)), low=sigma[0],
+            high=sigma[1], n=len(hits), tables=TABLE,
+            why="standard deviation of the log of the slowdown (MAD)",
         ),
         Parameter(
-            name="episode_edge_share", value=int(edge.sum()) / len(hits), n=len(hits),
+            name="episode_edge_share", value=edge / len(hits), low=edge_low, high=edge_high,
+            n=len(hits),
             tables=(*TABLE, "topology_links", "collectives"),
             why="share of them whose root is the own link of a host seen in the job's traces",
         ),

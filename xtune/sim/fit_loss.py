@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from xtune.sim.calibration import Parameter
 from xtune.sim.fit_steps import Intervals
 
 HUBER = 1.345  # residuals beyond it, in standard deviations, count linearly (Huber 1964)
+MOST_POINTS = 1000  # of a curve whose interval is taken
+RESAMPLES = 100
+RATE_REACH = 1.5  # rates this many times smaller and larger than the fitted one are tried
 FEWEST = 8  # points for three free parameters and something left to judge the fit by
 # Exponents of power laws seen in language model training lie around 0.05 to 0.5 (Kaplan et al.
 # 2020); the range is wider, for other tasks and for short runs.
@@ -51,7 +55,7 @@ def fit_curve(kind: str, steps: Floats, loss: Floats) -> Curve:
         grid = np.geomspace(0.3 / longest, 300.0 / longest, 61)
     best = min((_solve(kind, steps, loss, float(r)) for r in grid), key=lambda c: c.cost)
     ratio = float(grid[1] / grid[0])
-    for _ in range(4):  # refine around the best of the grid
+    for _ in range(8):  # refine around the best of the grid
         ratio = ratio**0.4
         near = [best.rate * ratio**k for k in (-2, -1, 1, 2)]
         best = min([best, *(_solve(kind, steps, loss, r) for r in near)], key=lambda c: c.cost)
@@ -84,6 +88,50 @@ def _solve(kind: str, steps: Floats, loss: Floats, rate: float) -> Curve:
     )  # fmt: skip
 
 
+def curve_intervals(best: Curve, steps: Floats, loss: Floats) -> dict[str, tuple[float, float]]:
+    """95 % intervals of floor, scale and rate, from resampled residuals.
+
+    They take residuals for independent; a loss that wanders makes them too narrow.
+    """
+    every = max(1, len(steps) // MOST_POINTS)
+    thin, observed = steps[::every], loss[::every]
+    fitted = best.floor + best.scale * shape(best.kind, thin, best.rate)
+    random = np.random.default_rng(20240917)
+    rates = best.rate * np.geomspace(1 / RATE_REACH, RATE_REACH, 31)
+    bases = np.array([shape(best.kind, thin, float(rate)) for rate in rates])
+    bases -= bases.mean(axis=1, keepdims=True)
+    bases /= np.sqrt((bases**2).sum(axis=1, keepdims=True))
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = fitted + random.choice(observed - fitted, len(thin))
+        rate = _peak(np.log(rates), (bases @ drawn) ** 2)  # explained sum of squares
+        found.append((*_line(shape(best.kind, thin, math.exp(rate)), drawn), math.exp(rate)))
+    # As all points would have it, and a fit by absolute deviations, which needs pi / 2 times as
+    # many points as one by squares.
+    width = math.sqrt(len(thin) / len(steps) * math.pi / 2)
+    values = np.array([best.floor, best.scale, best.rate])
+    low, high = np.quantile(np.array(found), [0.025, 0.975], axis=0)
+    ends = values + width * (np.array([low, high]) - values)
+    names = ("loss_floor", "loss_scale", "loss_exponent")
+    return {name: (max(0.0, float(a)), float(b)) for name, a, b in zip(names, *ends, strict=True)}
+
+
+def _peak(at: Floats, values: Floats) -> float:
+    """Where evenly spaced values are largest, by the parabola through the three around."""
+    i = int(np.clip(np.argmax(values), 1, len(at) - 2))
+    before, here, after = values[i - 1 : i + 2]
+    bend = before - 2 * here + after
+    shift = 0.5 * (before - after) / bend if bend < 0 else 0.0
+    return float(at[i] + np.clip(shift, -1.0, 1.0) * (at[1] - at[0]))
+
+
+def _line(basis: Floats, loss: Floats) -> tuple[float, float]:
+    """Floor and scale by plain least squares."""
+    middle = basis - basis.mean()
+    scale = float(middle @ loss / (middle @ middle))
+    return float(loss.mean() - scale * basis.mean()), scale
+
+
 def fit_loss(inputs: Inputs, job: str, covered: Intervals) -> tuple[str, tuple[Parameter, ...]]:
     """Form of the loss curve and its parameters, and the relative change of the gradient.
 
@@ -111,24 +159,26 @@ def fit_loss(inputs: Inputs, job: str, covered: Intervals) -> tuple[str, tuple[P
     if best.scale <= 0:
         return "power", (*_assumed(len(points), "the loss does not fall"), *gradient)
     residual = loss - best.floor - best.scale * shape(best.kind, steps, best.rate)
-    _, high = bootstrap(residual, robust_sigma, rounds=200)
+    low, high = bootstrap(residual, robust_sigma, rounds=200)
     table = ("steps",)
     n = len(points)
-    values = (("loss_floor", best.floor, "nat"), ("loss_scale", best.scale, "nat"))
+    ends = curve_intervals(best, steps, loss)
+    values = (
+        ("loss_floor", best.floor, "nat"), ("loss_scale", best.scale, "nat"),
+        ("loss_exponent", best.rate, "" if best.kind == "power" else "1/step"),
+    )  # fmt: skip
     return best.kind, (
         *(
             Parameter(
-                name=name, value=value, unit=unit, n=n, tables=table, fit=best.r2, fit_kind="r2",
+                name=name, value=value, low=ends[name][0], high=ends[name][1], unit=unit, n=n,
+                tables=table, fit=best.r2, fit_kind="r2",
                 why=f"{best.kind} curve of the step, Huber-weighted",
             )
             for name, value, unit in values
         ),
         Parameter(
-            name="loss_exponent", value=best.rate, unit="" if best.kind == "power" else "1/step",
-            n=n, tables=table, fit=best.r2, fit_kind="r2", why=f"{best.kind} curve of the step",
-        ),
-        Parameter(
-            name="loss_noise", value=best.sigma, high=max(high, best.sigma), unit="nat", n=n,
+            name="loss_noise", value=best.sigma, low=min(low, best.sigma),
+            high=max(high, best.sigma), unit="nat", n=n,
             tables=table, why="spread (MAD) of the loss around the curve",
         ),
         *gradient,
@@ -166,13 +216,14 @@ def _gradient_change(frame: pl.DataFrame) -> tuple[Parameter, Parameter]:
         )
     value, low, high = median_interval(change)
     moved = np.log(change[change > 0])
+    sigma = bootstrap(moved, robust_sigma, rounds=200)
     return (
         Parameter(
             name="gradient_change", value=value, low=low, high=high, n=len(change),
             tables=("steps",), why="median relative change of the gradient norm in one step",
         ),
         Parameter(
-            name="gradient_change_sigma", value=robust_sigma(moved), n=len(moved),
-            tables=("steps",), why="standard deviation (MAD) of its log",
+            name="gradient_change_sigma", value=robust_sigma(moved), low=sigma[0], high=sigma[1],
+            n=len(moved), tables=("steps",), why="standard deviation (MAD) of its log",
         ),
     )  # fmt: skip

@@ -9,11 +9,9 @@ import polars as pl
 
 from xtune.sim._inputs import Inputs
 from xtune.sim.calibration import LayerShape, Parameter
+from xtune.sim.fit_probes import fit_latency
 
 ASSUMED_GBPS = 400.0  # an NDR port, the commonest in clusters installed since 2023
-# One hop: switch (about 230 ns port to port for NDR, Quantum-2 data sheet) plus 10 m of fibre
-# and serialising, rounded.
-ASSUMED_LATENCY_NS = 500.0
 ASSUMED_HOSTS_PER_LEAF = 16
 LAYERS_PER_BUCKET = 4  # where no layer is known: enough that bits can differ within a bucket
 
@@ -62,24 +60,29 @@ def fit_topology(
             assumed=hosts_of_job is None,
             why="ranks over the ranks a host seen in the job's collectives" if hosts_of_job
             else "the traces name no host: one a rank, at most the fabric's",
+            needs="" if hosts_of_job else "traces that name their host, or --host at collection",
         ),
         *(
-            Parameter(name=name, value=float(v), n=n, tables=table, assumed=assumed, why=why)
+            Parameter(
+                name=name, value=float(v), low=None if assumed else float(v),
+                high=None if assumed else float(v), n=n, tables=table, assumed=assumed, why=why,
+                needs="the topology: ibnetdiscover or ibdiagnet" if assumed else "",
+            )
             for name, v in names
         ),
         _rate(links, ports),
-        Parameter(
-            name="link_latency_ns", value=ASSUMED_LATENCY_NS, unit="ns", assumed=True,
-            why="telemetry does not show it: a switch's data sheet value and 10 m of fibre",
-        ),
+        fit_latency(inputs, links),
         Parameter(
             name="ecmp_share", value=0.0, assumed=True,
             why="share of fixed paths drawn by a hash: none, since collectives outside episodes"
             " already carry their own collisions in collective_s",
+            needs="the path of each flow: flow records of the leaves. Counters do not tell one"
+            " drawn path from one that was chosen badly",
         ),
         Parameter(
             name="same_lane_share", value=0.5, assumed=True,
             why="share of episodes by traffic of jobs that mark theirs like this job: unknown",
+            needs="counters by virtual lane or traffic class",
         ),
     )  # fmt: skip
 
@@ -122,6 +125,7 @@ def _rate(links: pl.DataFrame, ports: pl.DataFrame) -> Parameter:
     return Parameter(
         name="rate_gbps", value=ASSUMED_GBPS, unit="1e9 bit/s", assumed=True,
         why="no source names a link's rate: an NDR port",
+        needs="ports or the topology, with rates",
     )  # fmt: skip
 
 

@@ -162,9 +162,12 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
     durations = known["duration_ns"].to_numpy() / 1e9
     coll_s, coll_low, coll_high = median_interval(durations)
     compute, first, exposed_why = compute_seconds(rows, step_s, coll_s, len(buckets))
-    noise, noise_n = _noise(known)
+    scatter = _scatter(known)
+    noise, noise_n = robust_sigma(scatter), len(scatter)
+    noise_low, noise_high = bootstrap(scatter, robust_sigma, rounds=100) if noise_n else (0.0, 0.0)
     ranks = rows["comm_size"].max()
     spread = robust_sigma(seconds) / step_s
+    jitter = bootstrap(seconds / step_s, robust_sigma, rounds=200)
     parameters = [
         Parameter(
             name="step_s", value=step_s, low=step_low, high=step_high, unit="s", n=len(seconds),
@@ -178,7 +181,8 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
             fit_kind="relative spread", why=f"clean step minus exposed collectives; {exposed_why}",
         ),
         Parameter(
-            name="compute_jitter", value=spread, n=len(seconds), tables=("steps",),
+            name="compute_jitter", value=spread, low=jitter[0], high=jitter[1], n=len(seconds),
+            tables=("steps",),
             why="relative spread (MAD) of the clean steps",
         ),
         Parameter(
@@ -200,20 +204,23 @@ def fit_traffic(inputs: Inputs, steps: Steps, busy: Intervals) -> Traffic:
             fit_kind="relative spread", why="median outside episodes, of the shortest rank",
         ),
         Parameter(
-            name="reading_noise", value=noise, unit="", n=noise_n, tables=tables,
-            assumed=noise_n == 0,
+            name="reading_noise", value=noise, low=noise_low, high=noise_high, n=noise_n,
+            tables=tables, assumed=noise_n == 0,
             why="relative spread (MAD) of clean durations around the expectation of their size"
             if noise_n else "fewer than two clean durations of one size: no noise",
         ),
         Parameter(
             name="element_bytes", value=float(element), unit="bytes", n=len(rows),
             tables=("collectives",), assumed=element_assumed,
+            needs="a trace that names the element type, such as Flight Recorder's"
+            if element_assumed else "",
             why="element type of the collectives" if not element_assumed
             else f"element type {dtype!r} is not known: fp32, the reduction type of most trainers",
         ),
         Parameter(
             name="ranks", value=float(ranks) if ranks else 2.0, n=len(rows),  # type: ignore[arg-type]
             tables=("collectives",), assumed=not ranks,
+            needs="" if ranks else "a trace that names the size of its communicators",
             why="size of the communicator that carries the gradients" if ranks
             else "no collective names the size of its communicator: 2, the least",
         ),
@@ -268,12 +275,10 @@ def _bucket_sizes(rows: pl.DataFrame, per_step: int) -> tuple[tuple[int, ...], F
     return (round(float(np.mean(sizes))),) * per_step, sizes
 
 
-def _noise(known: pl.DataFrame) -> tuple[float, int]:
-    """Relative spread of clean durations around the median of their size."""
+def _scatter(known: pl.DataFrame) -> Floats:
+    """Log of each clean duration over the median of its size."""
     scaled = known.with_columns(
         (pl.col("duration_ns") / pl.col("duration_ns").median().over("message_bytes")).alias("r"),
         pl.len().over("message_bytes").alias("peers"),
     ).filter(pl.col("peers") >= 2)
-    if scaled.is_empty():
-        return 0.0, 0
-    return robust_sigma(np.log(scaled["r"].to_numpy())), len(scaled)
+    return np.asarray(np.log(scaled["r"].to_numpy()))

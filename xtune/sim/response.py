@@ -53,7 +53,14 @@ def assumed_response() -> tuple[Parameter, ...]:
         ),
     )
     first = [
-        Parameter(name=name, value=value, unit=unit, assumed=True, why=f"{what}; {_PROTOTYPE}")
+        Parameter(
+            name=name,
+            value=value,
+            unit=unit,
+            assumed=True,
+            why=f"{what}; {_PROTOTYPE}",
+            needs="none that is read yet: convergence runs of one's own from iteration 0",
+        )
         for name, value, unit, what in early
     ]
     document = measured.load()
@@ -88,7 +95,7 @@ def _own(document: Mapping[str, Any]) -> list[Parameter]:
         len(row["seeds"]) for row in document["methods"].values() if row["kind"] in measured.KINDS
     )
     found = _penalties(document, why)
-    return [replace(p, assumed=False, n=runs, tables=("response",)) for p in found]
+    return [replace(p, assumed=False, n=runs, tables=("response",), needs="") for p in found]
 
 
 def _about(document: Mapping[str, Any]) -> str:
@@ -113,6 +120,7 @@ def _penalties(document: Mapping[str, Any], why: str) -> list[Parameter]:
             high=found[name].high,
             assumed=True,
             why=f"{what}; {why}",
+            needs="convergence runs of one's own: xtune calibrate --response",
         )
         for name, what in PENALTIES
         if name in found

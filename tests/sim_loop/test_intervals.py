@@ -1,0 +1,144 @@
+"""Intervals hold what they were made of; what is assumed says what would fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from tests.sim_loop.lakes import Truth, arrow, make_lake, ns, rows_of
+from xtune.lake import Lake
+from xtune.sim import Calibration, calibrate
+from xtune.sim._stats import share_interval
+from xtune.sim.fit_loss import curve_intervals, fit_curve
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def fitted(root: Path, rows: Rows) -> Calibration:
+    lake = Lake.open(root, create=True)
+    with lake.begin() as transaction:
+        for name, some in rows.items():
+            if some:
+                transaction.write(name, arrow(name, some))
+        transaction.commit()
+    return calibrate(lake)
+
+
+def test_a_curve_is_within_its_interval_as_often_as_it_says() -> None:
+    steps, rounds, truth = np.arange(600.0), 24, {"loss_floor": 1.8, "loss_exponent": 0.35}
+    held = dict.fromkeys(truth, 0)
+    for seed in range(rounds):
+        noise = np.random.default_rng(seed).normal(0.0, 0.05, len(steps))
+        loss = 1.8 + 9.0 * (steps + 1.0) ** -0.35 + noise
+        ends = curve_intervals(fit_curve("power", steps, loss), steps, loss)
+        for name, value in truth.items():
+            held[name] += ends[name][0] <= value <= ends[name][1]
+    for name, count in held.items():  # 95 %, less what 24 rounds may differ from it
+        assert binomtest(count, rounds, 0.95).pvalue > 0.001, (name, count)
+
+
+def test_more_points_make_a_narrower_interval() -> None:
+    widths = []
+    for count in (500, 8000):
+        steps = np.arange(float(count)) * (8000 / count)
+        noise = np.random.default_rng(1).normal(0.0, 0.05, count)
+        loss = 1.8 + 9.0 * (steps + 1.0) ** -0.35 + noise
+        low, high = curve_intervals(fit_curve("power", steps, loss), steps, loss)["loss_floor"]
+        widths.append(high - low)
+    assert 2.0 < widths[0] / widths[1] < 8.0  # the root of 16, about
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 15), (15, 15), (3, 20), (50, 100)])
+def test_a_share_is_within_its_interval(hits: int, count: int) -> None:
+    low, high = share_interval(hits, count)
+    exact = binomtest(hits, count).proportion_ci()
+    assert 0.0 <= low <= hits / count <= high <= 1.0
+    assert low == pytest.approx(exact.low, abs=0.07) and high == pytest.approx(
+        exact.high, abs=0.07
+    )
+
+
+def test_every_fitted_parameter_that_varies_has_an_interval(tmp_path: Path) -> None:
+    c = calibrate(make_lake(tmp_path, Truth(hours=0.6, rate_per_h=30.0, length_s=25.0)))
+    exact = {"element_bytes", "ranks", "job_hosts", "first_bucket_share"}
+    for p in c.parameters.values():
+        if p.assumed:
+            assert p.needs, p.name
+        elif p.name not in exact:
+            assert p.low is not None and p.high is not None, p.name
+            assert p.low <= p.value * (1 + 1e-12) and p.value <= p.high * (1 + 1e-12), p.name
+            assert not p.needs
+
+
+def with_changes(truth: Truth, stands_s: float, every: int) -> Rows:
+    """A policy changed what is sent every so many iterations, each of which took longer."""
+    rows = rows_of(truth)
+    for row in rows["steps"]:
+        if row["step"] and row["step"] % every == 0:
+            row["step_time_s"] += stands_s
+            for kind in ("level", "ratio", "bits"):
+                for rank in (0, 1):
+                    rows["decisions"].append(
+                        {"ts": row["ts"], "job": "train", "rank": rank, "step": row["step"],
+                         "kind": kind, "before": "0", "after": "1", "reason": "level"}
+                    )  # fmt: skip
+    return rows
+
+
+def test_what_a_change_takes_is_fitted_where_a_policy_ran(tmp_path: Path) -> None:
+    truth = Truth(hours=0.5, rate_per_h=6.0)
+    c = fitted(tmp_path, with_changes(truth, 0.42, 25))
+    change = c.parameters["change_s"]
+    assert not change.assumed and change.tables == ("decisions", "steps")
+    assert change.low is not None and change.high is not None
+    assert change.low <= 0.42 <= change.high
+    assert change.value == pytest.approx(0.42, rel=0.05)
+    assert change.n > 50
+    assert any("a policy changed what is sent" in note for note in c.notes)
+
+
+def test_few_changes_or_levels_alone_leave_it_assumed(tmp_path: Path) -> None:
+    truth = Truth(hours=0.2, rate_per_h=6.0)
+    few = with_changes(truth, 0.42, 100)
+    assert fitted(tmp_path / "few", few).parameters["change_s"].assumed
+    other = with_changes(truth, 0.42, 25)
+    for row in other["decisions"]:
+        if row["kind"] != "level":  # which alone changes nothing that is sent
+            row["job"] = "other"
+    assert fitted(tmp_path / "other", other).parameters["change_s"].assumed
+
+
+def with_probes(hop_ns: float, host_ns: float) -> Rows:
+    """Probes of all pairs of eight hosts, two a leaf; waiting adds to all but one of each pair."""
+    rows = rows_of(Truth(hours=0.2))
+    random = np.random.default_rng(1)
+    for a in range(8):
+        for b in range(8):
+            hops = 2 * (2 if a // 2 == b // 2 else 4)
+            for i in range(20 if a != b else 0):
+                rtt = hops * hop_ns + host_ns + random.exponential(3000.0) * (i > 0)
+                rows["link_probes"].append(
+                    {"ts": ns(1.0 + i), "src": f"node{a}", "dst": f"node{b}", "path": 0,
+                     "rtt_ns": round(rtt), "lost": False}
+                )  # fmt: skip
+    return rows
+
+
+def test_latency_of_a_link_is_fitted_from_probes(tmp_path: Path) -> None:
+    p = fitted(tmp_path, with_probes(620.0, 9000.0)).parameters["link_latency_ns"]
+    assert not p.assumed and p.n == 56
+    assert p.value == pytest.approx(620.0, abs=1.0)
+
+
+def test_probes_below_one_leaf_alone_leave_latency_assumed(tmp_path: Path) -> None:
+    rows = with_probes(620.0, 9000.0)
+    rows["link_probes"] = [
+        row for row in rows["link_probes"]
+        if int(row["src"][4:]) // 2 == int(row["dst"][4:]) // 2
+    ]  # fmt: skip
+    p = fitted(tmp_path, rows).parameters["link_latency_ns"]
+    assert p.assumed and "link_probes" in p.needs
