@@ -38,7 +38,7 @@ STUDY = Study(
     baselines=("static_dense",),
     ablations=("compression_only",),
 )
-OPTIONS = Options(seed=3, seeds=5, iterations=300)
+OPTIONS = Options(seed=3, seeds=5, iterations=300, fidelity=False)
 
 
 def noise(*what: object) -> float:

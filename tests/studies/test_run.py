@@ -31,7 +31,7 @@ from xtune.studies._stats import against
 from xtune.studies._work import Job, Workers, run_jobs
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = Options(seed=3, seeds=2, iterations=150)
+OPTIONS = Options(seed=3, seeds=2, iterations=150, fidelity=False)
 STUDY = Study(
     name="short",
     title="for tests",

@@ -10,8 +10,9 @@ from xtune.studies._base import (
 )
 from xtune.studies._evaluate import Progress
 from xtune.studies._folder import latest_calibration
+from xtune.studies._options import Options
 from xtune.studies._result import load_result, with_provenance
-from xtune.studies._run import Options, compare, run_study
+from xtune.studies._run import compare, run_study
 from xtune.studies._select import select
 
 __all__ = [

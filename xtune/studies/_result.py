@@ -328,7 +328,14 @@ def _recommendation(setting: Setting, found: Found) -> dict[str, Any]:
         else None
         for name in ("", setting.default)
     ]
-    return recommendation(values[0], values[1], objective.direction, where)
+    said = recommendation(values[0], values[1], objective.direction, where)
+    if found.fidelity is not None:
+        own = found.fidelity["difference_from_default"]
+        said["text"] += (
+            f" The simulator's own error in such a difference of step times is {own['bias']:.2%}"
+            f" with a deviation of {own['sd']:.2%}."
+        )
+    return said
 
 
 def _figures(outcome: Outcome, metric: str) -> dict[str, Any]:
