@@ -1,0 +1,248 @@
+"""Rung A beside the stored figures of a packet simulator (htsim), row by row.
+
+    python -m xtune.proofs.packet_simulator --reference bench/reference [--seeds 50] [--hosts 64]
+
+Each row's traffic is the reference's own: its permutation and its order of ranks, rebuilt from its
+seeds. Its paths are not: they are drawn, one draw a seed, and the row must lie in the band of the
+draws. A flow of the reference is complete when its last acknowledgement is back, and
+acknowledgements wait in the queues of the data (csg-htsim has one FIFO a port), so each flow here
+is followed by one of 64 bytes, on a path of its own, and what waits for a flow waits for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtune.policies.spec import Routing
+from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.flows import (
+    Flows,
+    all_to_all,
+    build_flows,
+    halving_doubling,
+    join_flows,
+    ring_steps,
+)
+from xtune.sim.phase import run_phase
+
+F64 = NDArray[np.float64]
+
+HEADER_BYTES = ACK_BYTES = 64  # of the reference's packets (its ``sim/rocepacket.h``)
+GAP_NS = 10_000  # between the flowlets of its switches
+FIGURES = ("mean", "p99", "last")
+QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
+#: By which a figure may lie beside a band and count as inside: where no flows meet, all draws are
+#: alike and a band is a point, and the reference is a single run.
+SLACK = 0.01
+
+RULES: dict[str, Routing] = {
+    "roce_ecmp": Routing(mode="static"),
+    "roce_ar_flowcount": Routing(
+        mode="switch_adaptive", switch_load="flows", flowlet_gap_ns=GAP_NS
+    ),
+    "roce_ar_queue10us": Routing(
+        mode="switch_adaptive", switch_load="queue", flowlet_gap_ns=GAP_NS
+    ),
+    "uec_oblivious": Routing(mode="spray"),
+}
+#: Its receiver takes packets in any order and its queues stay short by a window: no pauses.
+UNPAUSED = ("uec_oblivious",)
+NOT_COVERED = {
+    "uec_reps": "recycled entropies: senders remember paths that worked, which no mode here does",
+}
+
+
+def reference_permutation(fabric: LeafSpine) -> Flows:
+    """The permutation of the reference: 8 MB, every flow leaves its leaf (Python's seed 1)."""
+    n, leaf, rng = fabric.hosts, fabric.hosts_per_leaf, random.Random(1)
+    target = list(range(n))
+    rng.shuffle(target)
+    while bad := [i for i in range(n) if target[i] // leaf == i // leaf]:
+        for i in bad:
+            j = rng.randrange(n)
+            target[i], target[j] = target[j], target[i]
+    return build_flows(range(n), target, 8_000_000)
+
+
+def reference_order(hosts: int) -> list[int]:
+    """The order of ranks in the rings of the reference (Python's seed 7)."""
+    order = list(range(hosts))
+    random.Random(7).shuffle(order)
+    return order
+
+
+def _ring(fabric: LeafSpine) -> Flows:
+    n, order = fabric.hosts, reference_order(fabric.hosts)
+    return build_flows(order, order[1:] + order[:1], 2 * (n - 1) * (8 << 20) // n)
+
+
+def _ring_steps(fabric: LeafSpine) -> Flows:
+    order = np.array(reference_order(fabric.hosts), dtype=np.int32)
+    flows = ring_steps(fabric)
+    return replace(flows, src=order[flows.src], dst=order[flows.dst])
+
+
+#: Traffic by the beginning of a workload's name, with a step that is short beside its flows.
+WORKLOADS: dict[str, tuple[Callable[[LeafSpine], Flows], int]] = {
+    "perm": (reference_permutation, 500),
+    "ringflow": (_ring, 500),
+    "ringsteps": (_ring_steps, 100),
+    "hd": (halving_doubling, 100),
+    "a2a": (all_to_all, 500),
+}
+
+
+def acknowledged(flows: Flows) -> Flows:
+    """Each flow followed by its acknowledgement, for which its successors wait.
+
+    Args:
+        flows: n flows.
+
+    Returns:
+        2n flows; number n + i acknowledges flow i.
+    """
+    n = len(flows)
+    both = join_flows(flows, build_flows(flows.dst, flows.src, ACK_BYTES))
+    own = np.arange(n, dtype=np.int32)
+    edges = [np.stack([own, own + n], axis=1), flows.after + np.array([n, 0], dtype=np.int32)]
+    return replace(
+        both, after=np.concatenate(edges).astype(np.int32), release_ns=np.zeros(2 * n, np.int64)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of the reference beside our draws.
+
+    Attributes:
+        scheme: Its scheme.
+        workload: Its workload.
+        hosts: Its hosts.
+        theirs: Mean, p99 and last completion, us.
+        draws: Ours, float64 of shape (seeds, 3).
+        step_ns: The step that we ran it with.
+    """
+
+    scheme: str
+    workload: str
+    hosts: int
+    theirs: F64
+    draws: F64
+    step_ns: int
+
+    @property
+    def mean_error(self) -> float:
+        """Our mean completion against theirs, relative."""
+        return float(self.draws[:, 0].mean() / self.theirs[0] - 1)
+
+    def inside(self, low: float, high: float) -> list[bool]:
+        """Whether their p99 and last lie between two quantiles of ours."""
+        bounds = np.quantile(self.draws, [low, high], axis=0)
+        found = (self.theirs >= bounds[0] * (1 - SLACK)) & (self.theirs <= bounds[1] * (1 + SLACK))
+        return [bool(x) for x in found[1:]]
+
+    @property
+    def width(self) -> float:
+        """Width of the 5 to 95 % band of the last completion, as a share of its median."""
+        low, middle, high = np.quantile(self.draws[:, 2], [0.05, 0.5, 0.95])
+        return float((high - low) / middle)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The stored rows.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    with (folder / "htsim_results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def compare(row: dict[str, str], seeds: int) -> Row:
+    """Draw paths for a row of the reference and run its traffic.
+
+    Args:
+        row: A row of ``htsim_results.csv`` whose scheme is in ``RULES``.
+        seeds: Draws.
+    """
+    hosts, scheme, workload = int(row["hosts"]), row["scheme"], row["workload"]
+    side = round(hosts**0.5)
+    fabric = LeafSpine(hosts, side, side, header_bytes=HEADER_BYTES)
+    make, step_ns = WORKLOADS[workload.rstrip("_g0123456789").rstrip("0123456789")]
+    data = make(fabric)
+    flows = acknowledged(data)
+    draws = []
+    for seed in range(seeds):
+        result = run_phase(
+            fabric, flows, routing=RULES[scheme], dt_ns=step_ns, seed=seed,
+            pfc=Backpressure(kind="none" if scheme in UNPAUSED else "pfc"),
+        )  # fmt: skip
+        us = result.completion_ns[len(data) :] / 1e3
+        draws.append((us.mean(), np.quantile(us, 0.99), us.max()))
+    theirs = np.array([float(row[f"{name}_us"]) for name in FIGURES])
+    return Row(
+        scheme=scheme, workload=workload, hosts=hosts, theirs=theirs, draws=np.array(draws),
+        step_ns=step_ns,
+    )  # fmt: skip
+
+
+def lines(found: list[Row]) -> Iterator[str]:
+    """The table, a line a row, and what it comes to."""
+    yield (
+        f"{'scheme':18} {'workload':13} {'step':>4}  {'mean':>6}  "
+        f"{'p99: theirs, ours 5..50..95 %':33} {'last':33} width"
+    )
+    for row in found:
+        quantiles = np.quantile(row.draws, QUANTILES, axis=0)
+        near, far = row.inside(0.05, 0.95), row.inside(0.01, 0.99)
+        cells = []
+        for i in (1, 2):
+            low, middle, high = quantiles[1:4, i]
+            mark = " " if near[i - 1] else "*" if far[i - 1] else "!"
+            cells.append(f"{row.theirs[i]:6.0f}{mark} {low:6.0f} ..{middle:6.0f} ..{high:6.0f}  ")
+        yield (
+            f"{row.scheme:18} {row.workload:13} {row.step_ns:4}  {row.mean_error:+6.1%}  "
+            f"{cells[0]:33} {cells[1]:33} {row.width:5.0%}"
+        )
+    inside = [x for row in found for x in row.inside(0.05, 0.95)]
+    beyond = [x for row in found for x in row.inside(0.01, 0.99)]
+    means = [abs(row.mean_error) <= 0.08 for row in found]
+    yield (
+        f"means within 8 %: {sum(means)} of {len(means)}; p99 and last inside the 5 to 95 % band "
+        f"or within {SLACK:.0%} of it: {sum(inside)} of {len(inside)} (* not); so outside the 1 to "
+        f"99 % band: {len(beyond) - sum(beyond)} (!)"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m xtune.proofs.packet_simulator")
+    parser.add_argument("--reference", type=Path, required=True, help="folder of the figures")
+    parser.add_argument("--seeds", type=int, default=50, help="draws of paths a row")
+    parser.add_argument("--hosts", type=int, nargs="*", help="only rows of these sizes")
+    args = parser.parse_args(argv)
+    try:
+        stored = rows(args.reference)
+    except OSError as error:
+        print(f"no figures in {args.reference}: {error.strerror}", file=sys.stderr)
+        return 2
+    stored = [row for row in stored if not args.hosts or int(row["hosts"]) in args.hosts]
+    for line in lines([compare(row, args.seeds) for row in stored if row["scheme"] in RULES]):
+        print(line)
+    for scheme, why in NOT_COVERED.items():
+        names = [row["workload"] for row in stored if row["scheme"] == scheme]
+        print(f"not covered: {scheme} ({', '.join(names)}): {why}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
