@@ -76,7 +76,6 @@ from xtune.sim._layout import (
     UNITS,
     USED,
 )
-from xtune.sim._routes import next_port
 
 _holt: Callable[..., Any] = numba.njit(_core.holt_update)
 _ewma: Callable[..., Any] = numba.njit(_core.ewma_update)
@@ -222,23 +221,37 @@ def _flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f):  # type: ignore
 
 
 @numba.njit
-def _own_link(cfg, ends, flow_u, route, f, path):  # type: ignore[no-untyped-def]
-    """Row in ``links`` of the port by which a flow's leaf sends it on a path."""
-    link = np.int64(ends[f, SRC_LEAF]) * cfg[SPINES] + path
-    if route.shape[0] > 0:
-        row = flow_u[f, ROW] + np.uint32(path)
-        link = np.int64(next_port(route, row, 0, NIL)) - cfg[HOSTS]
-    return np.int64(flow_u[f, LANE]) * (cfg[PORTS] - 2 * cfg[HOSTS]) + link
+def _up_link(cfg, ends, flow_u, route, f, path, tier):  # type: ignore[no-untyped-def]
+    """Row in ``links`` of a path's port up from a tier, 0 the leaf's; -1 if it turns below."""
+    at = np.int64(flow_u[f, LANE]) * (cfg[PORTS] - 2 * cfg[HOSTS])
+    if route.shape[0] == 0:
+        return at + np.int64(ends[f, SRC_LEAF]) * cfg[SPINES] + path
+    port = route[flow_u[f, ROW] + np.uint32(path), tier]
+    return np.int64(-1) if port == NIL else at + np.int64(port) - cfg[HOSTS]
+
+
+@numba.njit
+def _more_load(cfg, ends, flow_u, links, route, f, one, other):  # type: ignore[no-untyped-def]
+    """By how much a path is more loaded where the ways up of two paths part; 0 if alike."""
+    column = PLACED if cfg[BY_FLOWS] == 1 else LEVEL
+    for tier in range(max(1, route.shape[1] // 2)):  # the other half of the stages leads down
+        a = _up_link(cfg, ends, flow_u, route, f, one, tier)
+        b = _up_link(cfg, ends, flow_u, route, f, other, tier)
+        more = (links[a, column] if a >= 0 else 0.0) - (links[b, column] if b >= 0 else 0.0)
+        if more != 0.0:
+            return more
+    return 0.0
 
 
 @numba.njit
 def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no-untyped-def]
-    """The path that a leaf gives a new flow, or one after a gap: by its least loaded uplink.
+    """The path that switches give a new flow, or one after a gap: by their least loaded uplinks.
 
-    The switch knows its own ports, by bytes or by the flows it gave them so far, and nothing of
+    A switch knows its own ports, by bytes or by the flows it gave them so far, and nothing of
     what lies beyond. Of ports alike it takes any. After a gap a coin keeps half the flows where
     they are, so that those held up together do not all move; the others move only to a port with
-    less. So does the switch of ``bench/reference`` (csg-htsim, ``fat_tree_switch.cpp``).
+    less. So does the switch of ``bench/reference`` (csg-htsim, ``fat_tree_switch.cpp``). Above
+    the leaf the next switch up chooses likewise, by its ports as they are at the same moment.
     """
     now, path = cfg[STEP] * cfg[DT], np.int64(flow_u[f, PATH])
     # What was sent last filled its step, at most.
@@ -247,20 +260,21 @@ def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no
     if begun and (gap < cfg[GAP] or draw(rng, 2) == 0):
         return path
     flow_i[f, UNITS] += 1
-    column = PLACED if cfg[BY_FLOWS] == 1 else LEVEL
-    alike, best, least = 0, np.int64(0), np.inf
-    for j in range(np.int64(flow_u[f, CHOICES])):
-        load = links[_own_link(cfg, ends, flow_u, route, f, j), column]
-        if load < least:
-            alike, best, least = 1, np.int64(j), load
-        elif load == least:
+    alike, best = 1, np.int64(0)
+    for j in range(1, np.int64(flow_u[f, CHOICES])):
+        more = _more_load(cfg, ends, flow_u, links, route, f, j, best)
+        if more < 0.0:
+            alike, best = 1, np.int64(j)
+        elif more == 0.0:
             alike += 1
             if draw(rng, alike) == 0:
                 best = np.int64(j)
-    there = _own_link(cfg, ends, flow_u, route, f, best)
-    links[there, PLACED] += 1
-    here = _own_link(cfg, ends, flow_u, route, f, path)
-    return path if begun and links[here, column] <= links[there, column] else best
+    for tier in range(max(1, route.shape[1] // 2)):
+        there = _up_link(cfg, ends, flow_u, route, f, best, tier)
+        if there >= 0:
+            links[there, PLACED] += 1
+    stays = begun and _more_load(cfg, ends, flow_u, links, route, f, path, best) <= 0.0
+    return path if stays else best
 
 
 @numba.njit
