@@ -218,8 +218,8 @@ def lines(found: list[Row]) -> Iterator[str]:
     means = [abs(row.mean_error) <= 0.08 for row in found]
     yield (
         f"means within 8 %: {sum(means)} of {len(means)}; p99 and last inside the 5 to 95 % band "
-        f"or within {SLACK:.0%} of it: {sum(inside)} of {len(inside)} (* not); so outside the 1 to "
-        f"99 % band: {len(beyond) - sum(beyond)} (!)"
+        f"or within {SLACK:.0%} of it: {sum(inside)} of {len(inside)} (* not); "
+        f"so outside the 1 to 99 % band: {len(beyond) - sum(beyond)} (!)"
     )
 
 
