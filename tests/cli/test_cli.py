@@ -30,7 +30,7 @@ FLAGS = {
     "rebuild": "debug dry-run engine help json lake scheduler shard since until workers",
     "episodes": "debug explain help job json lake link ports since top until",
     "query": "debug help json lake",
-    "calibrate": "debug help json lake",
+    "calibrate": "debug held-out help job json lake response",
     "simulate": "debug help iterations json lake policy scenario seed seeds workers",
     "tune": "debug engine help json lake seed storage study timeout trials workers",
     "export": "debug dry-run help json lake name out study trial with-names",

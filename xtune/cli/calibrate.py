@@ -29,8 +29,15 @@ ResponseOption = Annotated[
 ]
 
 
+JobOption = Annotated[
+    str | None,
+    typer.Option("--job", help="The job to fit.", show_default="the one with most steps"),
+]
+
+
 def run(
     lake: LakeOption = None,
+    job: JobOption = None,
     held_out: HeldOutOption = None,
     response: ResponseOption = None,
     json: JsonOption = False,
@@ -41,7 +48,7 @@ def run(
 
     store = open_lake(lake)
     calibration = calibrate(
-        store, held_out_days=held_out, response=response,
+        store, job=job, held_out_days=held_out, response=response,
         cache_dir=store.root / "studies" / ".phases",
     )  # fmt: skip
     path = calibration.save(store.root / "calibrations")
@@ -50,9 +57,9 @@ def run(
         return
     _show(calibration)
     assumed = len(calibration.assumed)
-    job = f" for job {calibration.job}" if calibration.job else ""
+    whose = f" for job {calibration.job}" if calibration.job else ""
     fitted = len(calibration.parameters) - assumed
-    say(f"{fitted} parameters fitted{job}, {assumed} assumed: {path}")
+    say(f"{fitted} parameters fitted{whose}, {assumed} assumed: {path}")
 
 
 def _show(calibration: Calibration) -> None:
