@@ -44,6 +44,8 @@ def test_two_forms_of_one_public_job_agree() -> None:
     # The first row of 4 * 40 + 2 is for the embedding; the text has the head's too.
     assert table.transfers["all_reduce", "tp"].total_bytes // 20_971_520 == 162
     assert text.transfers["all_reduce", "tp"].count == pytest.approx(162, abs=10)
+    both = [w.transfers["all_reduce", "tp"].total_bytes for w in (text, table)]
+    assert both[0] == pytest.approx(both[1], rel=0.1)
     assert text.compute_s is not None and 0.1 < text.compute_s < 1.0
     assert table.compute_s is None
 
