@@ -62,6 +62,8 @@ def test_a_period_costs_what_its_regulations_do() -> None:
             # The last one falls after the target is reached.
             assert extra == pytest.approx(charge * ((1000 - 1) // period), abs=1e-6)
         assert figures["best"] == 1000
+        # The job trains for some 110 s: one charge more is far above a thousandth of that.
+        assert figures["not_told_apart"] == [1000, 2000]
 
 
 def test_what_it_prints_and_writes(
