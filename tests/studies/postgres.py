@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Start a server, yield the URL of its database, stop it."""
+def server() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Start a server, yield the URL of its database and what stops it; stop it."""
     binaries = installed(programs, ["postgresql"], recommended=False)
     with tempfile.TemporaryDirectory(prefix="xtune-pg-") as name:
         yield from _served(binaries, Path(name))
 
 
-def _served(binaries: Path, folder: Path) -> Iterator[str]:
+def _served(binaries: Path, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     data = folder / "data"
     user: dict[str, Any] = {}
     if os.geteuid() == 0:  # it refuses to run as root
@@ -57,7 +57,12 @@ def _served(binaries: Path, folder: Path) -> Iterator[str]:
         f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
     )
     call(*control, "-l", str(folder / "log"), "-o", settings, "start")
+
+    def stop() -> None:
+        if (data / "postmaster.pid").is_file():
+            call(*control, "-m", "immediate", "stop")
+
     try:
-        yield f"postgresql+psycopg://xtune@127.0.0.1:{port}/postgres"
+        yield f"postgresql+psycopg://xtune@127.0.0.1:{port}/postgres", stop
     finally:
-        call(*control, "-m", "immediate", "stop")
+        stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,13 +15,15 @@ import pytest
 
 from tests.studies.analytic import OPTIONS, STUDY, Runs, lake_in, search
 from tests.studies.postgres import server
+from xtune.errors import StudyError
+from xtune.policies.spec import Policy
 from xtune.studies._leases import Leases
 from xtune.studies._storage import opened
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    with server() as url:
+    with server() as (url, _):
         yield url
 
 
@@ -140,3 +143,19 @@ def test_an_interrupted_search_in_a_database_goes_on_at_once(
     document = search(lake, study=few, options=options)
     assert time.monotonic() - began < 25  # a lease lasts 30 s
     assert document == search(lake_in(tmp_path / "other"), study=few)
+
+
+@pytest.mark.slow
+def test_a_database_that_goes_away_is_one_line(tmp_path: Path) -> None:
+    with server() as (url, stop):
+
+        def lose(policy: Policy, metrics: dict[str, float]) -> None:
+            if len(runs.ran) == 20:
+                stop()
+
+        runs = Runs(rule=lose)
+        secret = url.replace("xtune@", "xtune:s3cret@")
+        with pytest.raises(StudyError, match=r"storage .* was lost: ") as caught:
+            search(lake_in(tmp_path), runs, options=replace(OPTIONS, storage=secret))
+        assert "\n" not in str(caught.value)
+        assert "s3cret" not in "".join(traceback.format_exception(caught.value))

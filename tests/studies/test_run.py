@@ -299,6 +299,7 @@ def _die(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_kill_of_the_coordinator_loses_nothing_reported(
     small: tuple[Lake, Calibration], lake: Lake, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from xtune.errors import StudyError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
+    from optuna.storages.journal import JournalFileBackend
 
 JOURNAL = "journal.log"
 LOCK = ".lock"
@@ -54,8 +55,6 @@ def alone(folder: Path) -> Iterator[None]:
         stream.truncate(0)
         stream.write(f"{os.getpid()}\n")
         stream.flush()
-        # Optuna's own lock of the journal outlives a killed process, and is waited for.
-        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
         yield
 
 
@@ -136,6 +135,24 @@ def _parses(line: bytes) -> bool:
     return True
 
 
+def _journal(folder: Path) -> JournalFileBackend:
+    """The journal, without Optuna's lock of it: :func:`alone` holds the whole folder.
+
+    That lock is a file of its own: one of a killed process is waited for, and an interrupt while
+    it is taken away is an error.
+    """
+    from optuna.storages.journal import BaseJournalFileLock, JournalFileBackend
+
+    class Held(BaseJournalFileLock):
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    return JournalFileBackend(str(folder / JOURNAL), lock_obj=Held())
+
+
 def open_storage(folder: Path, url: str) -> BaseStorage:
     """Optuna's storage: a journal in ``folder``, or what ``url`` names.
 
@@ -143,12 +160,11 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
         StudyError: The storage cannot be opened; no password is shown.
     """
     from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
 
     secret = _password(url)
     try:
         if not url:
-            return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+            return JournalStorage(_journal(folder))
         return RDBStorage(url)
     except Exception as error:  # SQLAlchemy's and each driver's own trees
         text = (str(error).splitlines() or [type(error).__name__])[0]
@@ -162,10 +178,22 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
 
 @contextmanager
 def opened(folder: Path, url: str) -> Iterator[BaseStorage]:
-    """:func:`open_storage`, and its connections closed at the end."""
+    """:func:`open_storage`, and its connections closed at the end.
+
+    Raises:
+        StudyError: It cannot be opened, or was lost meanwhile; no password is shown.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
     storage = open_storage(folder, url)
     try:
         yield storage
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise StudyError(
+            f"storage {hide_secrets(url)} was lost: {type(error).__name__}",
+            "what was finished is kept; the same command goes on",
+        ) from None
     finally:
         engine = getattr(storage, "engine", None)
         if engine is not None:
