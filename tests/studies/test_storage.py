@@ -119,9 +119,8 @@ def test_what_optuna_4_9_wrote_is_read_and_goes_on(tmp_path: Path, kind: str) ->
 
 def test_one_process_at_a_time_holds_a_folder(tmp_path: Path) -> None:
     says = r"another xtune tune runs this study \(process \d+"
-    with alone(tmp_path):
-        with pytest.raises(StudyError, match=says), alone(tmp_path):
-            pass
+    with alone(tmp_path), pytest.raises(StudyError, match=says), alone(tmp_path):
+        pass
     with alone(tmp_path):
         pass
 

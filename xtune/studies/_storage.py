@@ -141,16 +141,17 @@ def _journal(folder: Path) -> JournalFileBackend:
     That lock is a file of its own: one of a killed process is waited for, and an interrupt while
     it is taken away is an error.
     """
-    from optuna.storages.journal import BaseJournalFileLock, JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    class Held(BaseJournalFileLock):
+    class Held(JournalFileOpenLock):
         def acquire(self) -> bool:
             return True
 
         def release(self) -> None:
             pass
 
-    return JournalFileBackend(str(folder / JOURNAL), lock_obj=Held())
+    path = str(folder / JOURNAL)
+    return JournalFileBackend(path, lock_obj=Held(path))
 
 
 def open_storage(folder: Path, url: str) -> BaseStorage:
