@@ -14,7 +14,7 @@ difference of two policies has the same windows in both, where most of the error
 
 A part that is too large to run whole is compared at the largest size that the budget allows.
 
-``python -m xtune.sim.fidelity --lake DIR`` prints it for the baselines.
+``python -m xtune.sim.fidelity --lake DIR``, or ``--scenario NAME``, prints it for the presets.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from xtune.sim.cache import SAMPLES, PhaseCache, Phases, makers_digest
 from xtune.sim.calibration import Calibration, Parameter
 from xtune.sim.loop import Step, bucket_seconds, finish_times, ready_shares, simulate, start_up_s
 from xtune.sim.network import CLEAR, Network, State
+from xtune.sim.scenarios import SCENARIOS, scenario
 from xtune.sim.workload import Wire, Workload
 
 WINDOWS = 8  # stretches of congestion that are compared, and one clear one
@@ -292,19 +293,23 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> tuple[float,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the fidelity of some policies on the latest calibration of a lake."""
+    """Prints the fidelity of some policies on a lake's latest calibration, or a scenario's."""
     parser = argparse.ArgumentParser(description="Compare the loop with whole runs.")
     parser.add_argument("--lake", type=Path, default=Path("lake"), help="folder of the lake")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="in place of a lake")
     parser.add_argument("--policy", action="append", choices=sorted(PRESETS), help="default: all")
     parser.add_argument("--seed", type=int, default=0, help="of the background")
     given = parser.parse_args(argv)
-    files = (given.lake / "calibrations").glob("*.json")
-    newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.name), default=None)
-    if newest is None:
-        print(f"{given.lake}: nothing is calibrated: run xtune calibrate")
-        return 1
-    calibration = Calibration.load(newest)
-    cache = PhaseCache(given.lake / "studies" / ".phases")
+    if given.scenario:
+        calibration, cache = scenario(given.scenario).calibration, PhaseCache()
+    else:
+        files = (given.lake / "calibrations").glob("*.json")
+        newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.name), default=None)
+        if newest is None:
+            print(f"{given.lake}: nothing is calibrated: run xtune calibrate")
+            return 1
+        calibration = Calibration.load(newest)
+        cache = PhaseCache(given.lake / "studies" / ".phases")
     print("policy              step bias      sd  phase bias      sd  windows   cut")
     for name in given.policy or PRESETS:
         f = fidelity(preset(name), calibration, cache=cache, seed=given.seed)
