@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.sim_fabric.test_conservation import fabrics, routings, traffic
 from xtune.sim.bounds import flow_ns
-from xtune.sim.fabric import Backpressure, LeafSpine
+from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import build_flows
 from xtune.sim.phase import PhaseResult, run_phase
 from xtune.sim.topology import FatTree, TwoTier
@@ -71,6 +71,30 @@ def test_a_lone_flow_takes_the_time_of_its_links(dst: int, switches: int) -> Non
     by_hand = 3_000_000 / 50 + (switches + 1) * 500 + switches * 4096 / 50
     assert result.phase_ns == pytest.approx(by_hand, abs=5 * 1000 / 2047)
     assert flow_ns(fabric, 3_000_000, switches + 1) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "dst", "rates"),
+    [
+        (LeafSpine(4, 2, 1, uplink_gbps=100.0), 2, [400, 100, 100, 400]),
+        (LeafSpine(4, 2, 1, uplink_gbps=800.0), 2, [400, 800, 800, 400]),
+        (LeafSpine(4, 2, 1, uplink_gbps=100.0), 1, [400, 400]),
+        (
+            FatTree(
+                pods=2, leaves=2, spines=1, cores=1, hosts_per_leaf=1, leaf_gbps=200.0,
+                core_gbps=100.0,
+            ), 2, [400, 200, 100, 100, 200, 400],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [4096, 1_000_000])
+def test_a_packet_is_stored_at_the_rate_of_each_link(
+    fabric: Fabric, dst: int, rates: list[int], size: int
+) -> None:
+    result = run_phase(fabric, build_flows([0], [dst], size), dt_ns=500)
+    packets = [4096 * 8 / rate for rate in rates]
+    by_hand = size * 8 / min(rates) + len(rates) * 500 + sum(packets) - max(packets)
+    assert result.phase_ns == pytest.approx(by_hand, abs=len(rates) * 500 / 2047, rel=1e-4)
 
 
 def names(fabric: UpDown, src: int, dst: int) -> list[list[str]]:

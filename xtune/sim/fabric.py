@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,13 +210,17 @@ class Fabric(ABC):
     def latency_ns(self, links: int) -> float:
         """Time from first bit sent to last bit of the first packet, less its own serialisation.
 
-        Propagation on each link, and one store-and-forward of a packet at each switch.
+        Propagation on each link, and a packet stored on each but the slowest: there the flow
+        itself passes. Of links of one tier that differ in rate, the fastest counts.
 
         Args:
             links: Links on the path (2 below one leaf).
         """
-        packet_ns = (PACKET_BYTES + self.header_bytes) * 8 / self.gbps
-        return links * self.link_latency_ns + (links - 1) * packet_ns
+        gbps, first = self.port_gbps(), self.stage_first
+        stages = [gbps[a:b].max() if b > a else self.gbps for a, b in pairwise(first)]
+        up, down = stages[: links - links // 2], stages[len(stages) - links // 2 :]
+        packet_ns = (PACKET_BYTES + self.header_bytes) * 8 / np.array(up + down)
+        return float(links * self.link_latency_ns + packet_ns.sum() - packet_ns.max())
 
     def payload_rates(self) -> F64:
         """Payload bytes a nanosecond of each port, slow ones at their share; float64."""

@@ -48,10 +48,11 @@ class PhaseResult:
         marked_bytes: Bytes of packets that each port marked, int64.
         moves: Path changes within each flow, int64.
         reorder_bytes: Most bytes a receiver held back for order, of each flow, int64.
-        pauses: Pauses of each directed port (see ``fabric``), lanes together, int64.
+        pauses: Pauses of each directed port (``fabric.port_name``), lanes together, int64.
         paused_ns: Time each port stood paused, lanes together, int64.
-        occupancy_p50: Median queue of each uplink, then each downlink, as a share of
-            ``buffer_bytes``, read at the probe interval; float64, NaN without a reading.
+        occupancy_p50: Median queue of each port between switches (entry i is port
+            ``fabric.hosts + i``), as a share of ``buffer_bytes``, read at the probe interval;
+            float64, NaN without a reading.
         occupancy_p99: The same for the 99th percentile. 1.0 stands for 1.0 and above.
         steps: Steps taken.
     """
