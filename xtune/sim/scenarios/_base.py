@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from xtune.sim.beside import Beside
 from xtune.sim.calibration import Calibration, LayerShape, Parameter
-from xtune.sim.fit import CHANGE_S, CODEC_S_PER_ELEMENT, CONTROLLER_S
+from xtune.sim.fit import CODEC_S_PER_ELEMENT, CONTROLLER_S
+from xtune.sim.fit_control import ASSUMED_S as CHANGE_S
 from xtune.sim.models import Layout, Model, buckets, expert_traffic, shapes, tensor_bytes
 from xtune.sim.response import assumed_response
 
