@@ -175,6 +175,7 @@ def test_an_incast_loses_what_the_pool_does_not_hold() -> None:
     assert lost.finished
     assert lost.dropped_bytes > 0
     assert lost.phase_ns > fits.phase_ns
+    np.testing.assert_array_equal(lost.retransmitted_bytes, lost.sent_bytes - size)
     assert lost.port_dropped_bytes[fabric.delivery(0)] == lost.dropped_bytes
 
 

@@ -181,6 +181,14 @@ def test_a_lone_flow_at_line_rate_is_never_marked() -> None:
     assert result.marked_bytes.sum() == 0
 
 
+def test_two_flows_that_fill_a_line_without_a_queue_are_never_marked() -> None:
+    # What comes in the same step is no queue: it leaves in the next one.
+    fabric = LeafSpine(3, 1, 1, slow_ports=((0, 0.5), (1, 0.5)))
+    flows = build_flows([0, 1], [2, 2], 2_000_000)
+    result = run_phase(fabric, flows, rate_control=Dcqcn(kmin_bytes=0, kmax_bytes=1, pmax=1.0))
+    assert result.marked_bytes.sum() == 0
+
+
 def test_only_the_lane_that_waits_is_marked() -> None:
     fabric = LeafSpine(3, 1, 1)
     flows = join_flows(
