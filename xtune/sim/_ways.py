@@ -80,11 +80,13 @@ class Fan:
 
     Attributes:
         turn: The upper end of each way, int64.
+        by_turn: The ways in the order of their upper ends, int64; those of one in their own.
         hops: Links of each way, int64.
         ports: Port at each stage, uint32 of shape (ways, stages); ``NONE`` at the others.
     """
 
     turn: I64
+    by_turn: I64
     hops: I64
     ports: NDArray[np.uint32]
 
@@ -118,8 +120,10 @@ def fan(leaf: int, steps: Sequence[Sequence[tuple[int, int]]], stage: I64, stage
     for row, (way, _) in enumerate(rows):
         for port in way:
             ports[row, stage[port] - 1] = port
+    turns = np.array([turn for _, turn in rows], dtype=np.int64)
     return Fan(
-        turn=np.array([turn for _, turn in rows], dtype=np.int64),
+        turn=turns,
+        by_turn=np.argsort(turns, kind="stable"),
         hops=np.array([len(way) for way, _ in rows], dtype=np.int64),
         ports=ports,
     )
@@ -138,7 +142,12 @@ def join(up: Fan, down: Fan) -> NDArray[np.uint32]:
     Raises:
         UsageError: more paths than a fragment's record can tell apart.
     """
-    first, second = np.nonzero(up.turn[:, None] == down.turn[None, :])
+    turns = down.turn[down.by_turn]
+    low = np.searchsorted(turns, up.turn, "left")
+    count = np.searchsorted(turns, up.turn, "right") - low
+    first = np.repeat(np.arange(len(count)), count)  # each way up with each that it meets
+    nth = np.arange(len(first)) - np.repeat(np.cumsum(count) - count, count)
+    second = down.by_turn[np.repeat(low, count) + nth]
     hops = up.hops[first] + down.hops[second]
     least = np.flatnonzero(hops == hops.min(initial=np.iinfo(np.int64).max))
     if len(least) > MOST_PATHS:

@@ -104,7 +104,8 @@ class UpDown(Fabric):
     ) -> None:
         below = Counter(nic.dst for nic in nics)
         named = dict.fromkeys(end for link in links for end in (link.src, link.dst))
-        switches = [name for name in named if name not in set(self.host_names)]
+        known = set(self.host_names)
+        switches = [name for name in named if name not in known]
         self.switch_names = tuple(sorted(switches, key=lambda name: name not in below))
         self.leaves = len(below)
         number = {name: i for i, name in enumerate(self.switch_names)}
@@ -208,12 +209,11 @@ class UpDown(Fabric):
             UsageError: no such link, or a host's own.
         """
         links, gbps, options = self._given
-        unknown = set(names) - {link.name for link in links}
+        gone = set(names)
+        unknown = gone - {link.name for link in links}
         if unknown:
             raise UsageError(f"no link {min(unknown)} in this fabric", "see port_name")
-        return UpDown(
-            self.host_names, [a for a in links if a.name not in set(names)], gbps, **options
-        )
+        return UpDown(self.host_names, [a for a in links if a.name not in gone], gbps, **options)
 
     def paths(self, src_leaf: int, dst_leaf: int) -> NDArray[np.uint32]:
         """The equal-cost paths of two leaves.
