@@ -96,6 +96,7 @@ def test_a_searched_field_changes_the_outcome(field: str) -> None:
     assert outcome(tried[0], scenario) != outcome(tried[1], scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(WEIGHTS))
 def test_every_weight_of_the_learned_rule_changes_the_outcome(place: int) -> None:
     base = replace_fields(preset("learned_ratio"), QUICK)
