@@ -40,7 +40,7 @@ SMALL_FLOW_BYTES = 1 << 20
 MAKERS = (
     "xtune.policies._core", "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
     "xtune.sim._fill_extras", "xtune.sim._layout", "xtune.sim._rate", "xtune.sim._routes",
-    "xtune.sim._state",
+    "xtune.sim._state", "xtune.sim.bounds",
     "xtune.sim.cache", "xtune.sim.fabric", "xtune.sim.flows", "xtune.sim.kernel",
     "xtune.sim.network", "xtune.sim.phase",
 )  # fmt: skip
