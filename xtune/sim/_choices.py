@@ -325,13 +325,14 @@ def probe(cfg, real, queued, links, pending, window, times, hist):  # type: igno
     both = cfg[PORTS] - 2 * first
     if step % every == 0:
         row = (step // every) % pending.shape[0]
+        buffer = np.float64(cfg[BUFFER])
         for k in range(both):
             total = 0.0
             for lane in range(cfg[LANES]):
                 # A lower lane waits for the upper one, not the other way round.
-                total += queued[lane * cfg[PORTS] + first + k] / cfg[BUFFER]
+                total += queued[lane * cfg[PORTS] + first + k] / buffer
                 pending[row, lane * both + k] = min(total, 1.0)
-            hist[k, min(np.int64(total * BINS), BINS)] += 1
+            hist[min(np.int64(total * BINS), BINS), k] += 1
     if cfg[MODE] == SWITCH:  # a switch sees its queues as they are
         for lane in range(cfg[LANES]):
             for k in range(both):

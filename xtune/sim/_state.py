@@ -197,7 +197,7 @@ class State:
         width = max(2, routing.window_readings)
         self.window = np.zeros((lanes * between if routing.forecast == "slope" else 1, width))
         self.times = np.zeros(width, dtype=np.int64)
-        self.hist = np.zeros((between, k.BINS + 1), dtype=np.int64)
+        self.hist = np.zeros((k.BINS + 1, between), dtype=np.int64)
         packets = -(-int(self.flows.size.max()) // PACKET_BYTES)
         self.segments = np.zeros(
             (
@@ -314,8 +314,8 @@ class State:
             "reorder_bytes": self.flow_i[:, k.HELD].copy(),
             "pauses": self.pauses.reshape(lanes, -1).sum(axis=0),
             "paused_ns": stopped.reshape(lanes, -1).sum(axis=0) * self.dt_ns,
-            "occupancy_p50": _quantile(self.hist, 0.50),
-            "occupancy_p99": _quantile(self.hist, 0.99),
+            "occupancy_p50": _quantile(self.hist.T, 0.50),
+            "occupancy_p99": _quantile(self.hist.T, 0.99),
             "steps": int(self.cfg[k.STEP]),
             **self._losses(lanes),
         }

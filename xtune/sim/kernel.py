@@ -204,7 +204,10 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                 for p in range(low, high):
                     if extras:  # who comes first to a full buffer changes
                         p = low + (p - low + shift) % (high - low)
-                    budget = rate[p]
+                    port = np.uintp(p)
+                    if lanes == 1 and head[port] == NIL:
+                        continue
+                    budget = rate[port]
                     clock = 0.0
                     for lane in range(lanes):
                         q = np.uintp(lane * ports + p)
@@ -215,7 +218,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                         if credit and tier > 0:
                             room = min(room, xoff - resident[q])
                         before, gone = room, 0
-                        base, pace = np.uintp(lane * ports), 1.0 / rate[p]
+                        base, pace = np.uintp(lane * ports), 1.0 / rate[port]
                         while node != NIL and room > 0:
                             size = np.int64(nodes[node + BYTES])
                             moved = node
@@ -267,7 +270,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 live -= 1
                                 # Flows of two and of four hops keep steps that lie differently
                                 # in time. The link has one time: bytes after bytes.
-                                host = p - first_out
+                                host = port - out_0
                                 at_ns = (step + clock) * dt + flow_f[f, EXTRA]
                                 at_ns = max(at_ns, ended[host] + size * pace * dt)
                                 ended[host] = at_ns
@@ -334,7 +337,9 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
             for host in range(hosts):
                 if extras:
                     host = (host + shift) % hosts
-                budget = rate[host]
+                if lanes == 1 and counts[np.uintp(host)] == 0:
+                    continue
+                budget = rate[np.uintp(host)]
                 clock, pace = 0.0, 1.0 / budget
                 for lane in range(lanes):
                     a = np.uintp(host * lanes + lane)
