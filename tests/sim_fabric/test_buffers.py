@@ -164,10 +164,10 @@ def test_a_timeout_too_short_sends_twice_what_came_once() -> None:
 
 
 def test_an_incast_loses_what_the_pool_does_not_hold() -> None:
-    fabric, fan, size = LeafSpine(9, 1, 1), 8, 1 << 20
+    fabric, fan, size = LeafSpine(9, 1, 1), 8, 4 << 20
     flows = incast(fabric, fan, size)
     roomy = SharedBuffer(bytes_per_switch=2 * fan * size, alpha=1.0)
-    tight = SharedBuffer(bytes_per_switch=1_000_000, alpha=1.0)
+    tight = SharedBuffer(bytes_per_switch=930_000, alpha=1.0)  # pieces are cut
     fits, lost = (run_phase(fabric, flows, pfc=LOSSY, shared_buffer=b) for b in (roomy, tight))
     assert fits.dropped_bytes == 0
     assert fits.phase_ns == pytest.approx(fan * size / 50, rel=0.01)
