@@ -64,7 +64,7 @@ class BareLoop:
         self._run.restype = ctypes.c_int64
 
     def time_s(self, fabric: LeafSpine, state: State) -> tuple[float, int]:
-        """Wall time and steps of a phase with one flow a host, in the arrays of ``state``."""
+        """CPU time and steps of a phase with one flow a host, in the arrays of ``state``."""
         pfc = Backpressure()
         shape = Shape(
             fabric.hosts, fabric.leaves, fabric.spines, pfc.xoff_bytes, pfc.xon_bytes,
@@ -76,6 +76,6 @@ class BareLoop:
             state.nodes, state.ends, path, state.flow_i,
         )  # fmt: skip
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in arrays]
-        start = time.perf_counter()
+        start = time.process_time()
         steps = self._run(ctypes.byref(shape), *pointers)
-        return time.perf_counter() - start, int(steps)
+        return time.process_time() - start, int(steps)
