@@ -47,10 +47,11 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
     if json:
         emit_json(found)
     else:
-        _show(found)
+        show(found)
 
 
-def _show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any]) -> None:
+    """Tables of what ``run_scenario`` found."""
     seeds = f"{found['iterations']} iterations, {len(found['seeds'])} seeds, 95 % intervals"
     table(
         f"{found['scenario']}, simulated: {found['title']}; {seeds}",
