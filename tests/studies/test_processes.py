@@ -95,7 +95,7 @@ def test_workers_and_engines_change_nothing(
                 own.study,
                 Lake.open(root),
                 small[1],
-                Options(seeds=2, iterations=150),
+                Options(seeds=2, iterations=150, fidelity=False),
                 pool=lambda engine=engine, workers=workers: open_executor(engine, workers),  # type: ignore[misc]
             )
         )

@@ -15,8 +15,10 @@ from tests.sim_loop.made import made
 from tests.studies.analytic import OPTIONS, SPACE, STUDY, Runs, lake_in, noise, sampled, search
 from xtune.errors import StudyError
 from xtune.lake import Lake
+from xtune.policies.presets import preset
 from xtune.policies.spec import Policy
 from xtune.studies import Constraint, Dimension, Objective, load_result
+from xtune.studies._space import apply
 from xtune.studies._storage import open_storage
 
 NUMBERS = {f: d for f, d in SPACE.items() if f != "bus.enter_slowdown[0]"}
@@ -291,6 +293,13 @@ def test_sensitivity_and_importance_name_the_field_that_matters(tmp_path: Path) 
     for name, values in around.items():
         assert best["params"][name] in [v["value"] for v in values]
         assert values == sorted(values, key=lambda v: v["value"])
+        for value in values:
+            policy = apply(preset("joint"), {**best["params"], name: value["value"]})
+            own = [
+                Runs()._metrics(policy, made(), seed, 300)["time_to_target_s"]
+                for seed in range(1003, 1008)
+            ]
+            assert value["mean"] == pytest.approx(sum(own) / 5)
     spread = {f: max(v["mean"] for v in vs) - min(v["mean"] for v in vs)
               for f, vs in around.items()}  # fmt: skip
     assert max(spread, key=lambda f: spread[f]) == "period.iterations"
