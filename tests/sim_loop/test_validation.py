@@ -238,6 +238,16 @@ def test_two_estimates_by_hand(a: Parameter, b: Parameter, agrees: bool) -> None
     assert found.n == 9
 
 
+def test_the_ends_that_face_each_other_count() -> None:
+    low = Parameter(name="x_s", value=0.0, low=-0.1, high=3.0)
+    high = Parameter(name="x_s", value=4.9, low=0.9, high=5.0)
+    for one, other in ((low, high), (high, low)):
+        found = between(one, other)
+        assert found is not None and found.agrees  # 4.9 <= hypot(3, 4)
+    apart = between(replace(low, low=-3.0, high=0.1), replace(high, low=4.8, high=9.0))
+    assert apart is not None and not apart.agrees
+
+
 def test_an_estimate_without_interval_is_not_checked() -> None:
     assert between(Parameter(name="x", value=1.0), estimate(1.0, 0.1)) is None
 
