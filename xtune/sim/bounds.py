@@ -58,8 +58,8 @@ def load_bound_ns(fabric: Fabric, flows: Flows) -> float:
     """Least time of a set of flows on any paths they may take, without any latency.
 
     The busiest of: each host's two ports; each port between switches, by flows that have no other
-    path or are given it (which binds them under static routing alone); each group of switches (leaf, pod), by what leaves or enters it over all
-    its links.
+    path or are given it (which binds them under static routing alone); each group of switches
+    (leaf, pod), by what leaves or enters it over all its links.
 
     Args:
         fabric: The fabric.
