@@ -270,10 +270,10 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 live -= 1
                                 # Flows of two and of four hops keep steps that lie differently
                                 # in time. The link has one time: bytes after bytes.
-                                host = port - out_0
+                                receiver = port - out_0
                                 at_ns = (step + clock) * dt + flow_f[f, EXTRA]
-                                at_ns = max(at_ns, ended[host] + size * pace * dt)
-                                ended[host] = at_ns
+                                at_ns = max(at_ns, ended[receiver] + size * pace * dt)
+                                ended[receiver] = at_ns
                                 if extras:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     size = receive(
