@@ -142,6 +142,18 @@ def test_a_selective_sender_sends_what_was_lost_alone() -> None:
     assert result.retransmitted_bytes.tolist() == [10 * STEP]
 
 
+def test_pieces_that_ports_make_of_a_flow_are_in_order() -> None:
+    # Uplinks of an odd rate split what two hosts send; nothing is lost, so nothing is sent again.
+    fabric = LeafSpine(16, 4, 4, uplink_gbps=130.0)
+    flows = build_flows([0, 1], [15, 14], [3_000_001, 2_000_003]).with_paths([2, 2])
+    result = run_phase(
+        fabric, flows, pfc=LOSSY, shared_buffer=SharedBuffer(bytes_per_switch=1 << 30)
+    )
+    assert result.discarded_bytes == 0
+    assert result.sent_bytes.tolist() == flows.size.tolist()
+    assert result.phase_ns == pytest.approx(5_000_004 / (130 / 8), rel=0.02)
+
+
 def test_a_lost_tail_waits_for_the_timeout() -> None:
     # The last two of five fragments are lost; nothing after them tells the receiver. The timer
     # runs from the last acknowledgement: delivery of the third in step 5, and two steps back.
@@ -257,6 +269,7 @@ def test_neither_stops_nor_a_full_pool_of_nodes_show() -> None:
     whole.run()
     while steps.cfg[k.LEFT]:
         run_to(steps, int(steps.cfg[k.STEP]) + 1)
+        accounts_balance(steps)
     small.nodes = small.nodes[: 8 * k.NODE_SIZE].copy()
     small.extras = small.extras._replace(notes=small.extras.notes[:8].copy())
     small.run()

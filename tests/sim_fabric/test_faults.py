@@ -93,6 +93,8 @@ def test_three_lost_probes_move_a_flow_to_its_other_way() -> None:
     assert result.moves.tolist() == [1]
     assert result.dropped_bytes == 26 * 50_000
     assert result.phase_ns == pytest.approx(ALONE + 26_000, abs=2)
+    # What was lost is not waited for as a part of the first way's bytes.
+    assert result.reorder_bytes.tolist() == [0]
 
 
 def test_ecmp_stays_on_a_dead_way() -> None:
