@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.pipelines.lakes import A, at, new_lake, put
 from tests.sim_loop.made import made
 from xtune.errors import UsageError
 from xtune.policies.presets import preset
@@ -69,13 +68,11 @@ def test_a_period_costs_what_its_regulations_do() -> None:
 def test_what_it_prints_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = new_lake(tmp_path / "lake")
-    put(lake, "derived/link_rates", [{"ts": at(9), "interval_s": 1.0, "link": A, "level": 0}])
-    EPISODES.save(lake.root / "calibrations")
+    file = EPISODES.save(tmp_path)
     monkeypatch.setattr(period_sweep, "PACES", {"fast": 60})
     monkeypatch.setattr(period_sweep, "PERIODS", (50, 200))
     out = tmp_path / "sweep.json"
-    arguments = ["--lake", str(lake.root), "--seeds", "2", "--iterations", "300"]
+    arguments = ["--calibration", str(file), "--seeds", "2", "--iterations", "300"]
     assert period_sweep.main([*arguments, "--out", str(out)]) == 0
     report = json.loads(out.read_text())
     rows = report["paces"]["fast"]["periods"]
@@ -90,4 +87,5 @@ def test_nothing_to_sweep_is_said() -> None:
         sweep(made(), preset("joint"), seeds=2, iterations=10)
     with pytest.raises(UsageError, match="at least 2"):
         sweep(EPISODES, preset("joint"), seeds=1, iterations=10)
-    assert period_sweep.main(["--policy", "jonit", "--lake", "/nonexistent"]) == 2
+    assert period_sweep.main(["--policy", "jonit"]) == 2
+    assert period_sweep.main(["--calibration", "/nonexistent"]) == 2

@@ -101,8 +101,8 @@ def lake(tmp_path: Path) -> Lake:
     return made
 
 
-def cards(lake: Lake, folder: Path, study: dict[str, Any], **how: str) -> dict[str, Any]:
-    written = build_report(lake, folder / "report.html", study=study, **how)
+def cards(lake: Lake, folder: Path, study: dict[str, Any]) -> dict[str, Any]:
+    written = build_report(lake, folder / "report.html", study=study)
     assert written.failed == ()
     return {c["name"]: c["blocks"] for c in json.loads(written.json.read_text())["cards"]}
 

@@ -1,6 +1,6 @@
 """Where the best regulation period T lies (founding document L3), by how fast traffic changes.
 
-``python -m xtune.proofs.period_sweep [--seeds 10] [--lake DIR] [--out FILE]`` trains a job on the
+``python -m xtune.proofs.period_sweep [--seeds 10] [--calibration FILE]`` trains a job on the
 simulator (rung C) under the joint policy with T from 10 to 2000 iterations, in three backgrounds
 that are congested for the same share of the time and differ in the length of an episode. Every T
 meets the same background on the same seed, so differences are paired. No term of the simulator
@@ -28,6 +28,7 @@ from xtune.policies.spec import Policy, PolicyError, replace_fields
 from xtune.sim import Calibration, mean_interval, simulate
 from xtune.sim.cache import PhaseCache
 from xtune.sim.network import scope_notes
+from xtune.sim.scenarios import scenario
 
 CLAIM = "under 50 it oscillates, over 500 it misses changes; a grid search found T = 200"
 CLAIMED = 200
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         report = sweep(
-            _calibration(arguments.lake, arguments.scenario),
+            _calibration(arguments.calibration, arguments.scenario),
             preset(arguments.policy),
             seeds=arguments.seeds,
             iterations=arguments.iterations,
@@ -200,19 +201,14 @@ def _row(period: int, row: Mapping[str, Any]) -> str:
     )
 
 
-def _calibration(lake: Path | None, name: str) -> Calibration:
-    """Of a lake, else of a scenario, of which a slice is simulated.
+def _calibration(file: Path | None, name: str) -> Calibration:
+    """What a file holds, else a scenario's, of which a slice is simulated.
 
     Raises:
         XtuneError: There is none.
     """
-    if lake is not None:
-        from xtune.lake import Lake
-        from xtune.studies import latest_calibration
-
-        return latest_calibration(Lake.open(lake))
-    from xtune.sim.scenarios import scenario
-
+    if file is not None:
+        return Calibration.load(file)
     found = scenario(name).calibration
     return found.with_values(slice_hosts=min(SLICE_HOSTS, found["slice_hosts"]))
 
@@ -226,9 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, default=6000, help="progress of each run")
     parser.add_argument("--policy", default="joint", help="a preset")
     parser.add_argument("--scenario", default="founding-dense", help="a job without telemetry")
-    parser.add_argument(
-        "--lake", type=Path, help="the job that was last calibrated there, instead"
-    )
+    parser.add_argument("--calibration", type=Path, help="a file of xtune calibrate's, instead")
     parser.add_argument("--out", type=Path, help="also write the figures here, as JSON")
     return parser
 
