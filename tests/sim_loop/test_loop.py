@@ -18,9 +18,11 @@ from xtune.policies.ladder import DEFAULT_LADDER, Rung
 from xtune.policies.presets import PRESETS, preset
 from xtune.policies.spec import Policy
 from xtune.sim import Run, simulate
+from xtune.sim.background import Stretch
 from xtune.sim.cache import PhaseCache
 from xtune.sim.calibration import Calibration
 from xtune.sim.loop import finish_times
+from xtune.sim.network import CLEAR, state_of
 
 CACHE = PhaseCache()  # cells depend on their key alone, so tests may share them
 
@@ -257,3 +259,20 @@ def test_slower_background_moves_the_best_period_up() -> None:
     slow = curve(1000, periods, seeds=5, iterations=6000)
     assert min(fast, key=lambda t: fast[t]) == 4, fast
     assert min(slow, key=lambda t: slow[t]) == 30, slow
+
+
+def test_a_bucket_meets_the_background_of_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of 7 ms from 2 ms on; a port is four times as slow from 20 ms on: 9, 16, 23, 51."""
+
+    class Turning:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def at(self, time_s: float) -> Stretch:
+            early = Stretch(end_s=0.02, state=CLEAR, place=0)
+            late = Stretch(end_s=math.inf, state=state_of(4.0, edge=False), place=0)
+            return early if time_s < early.end_s else late
+
+    monkeypatch.setattr("xtune.sim.loop.Background", Turning)
+    r = run("static_dense", made(compute_s=0.004), iterations=1)
+    assert r.metrics["mean_step_s"] == pytest.approx(0.002 + 7 * BUCKET_S, rel=0.02)
