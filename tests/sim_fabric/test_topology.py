@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.sim_fabric.test_conservation import fabrics, routings, traffic
 from xtune.sim.bounds import flow_ns
+from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
 from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
-from xtune.sim.flows import build_flows
+from xtune.sim.flows import build_flows, permutation
 from xtune.sim.phase import PhaseResult, run_phase
 from xtune.sim.topology import FatTree, TwoTier
 from xtune.sim.up_down import UpDown
@@ -142,3 +143,24 @@ def test_two_pods_that_share_a_core_link_get_half_each() -> None:
     assert apart.port_name(int(np.nanargmax(shared.occupancy_p99)) + apart.hosts) == (
         "core 0 -> spine 2"
     )
+
+
+@pytest.mark.parametrize("kind", ["pfc", "none"])
+def test_buffers_marks_and_faults_are_the_same_on_both(kind: str) -> None:
+    fabric = LeafSpine.square(16)
+    flows = permutation(fabric, 1_000_000)
+    room = 1_000_000 if kind == "none" else 8_000_000
+    one, other = (
+        run_phase(
+            each, flows, pfc=Backpressure(kind=kind), rate_control=Dcqcn(),
+            shared_buffer=SharedBuffer(bytes_per_switch=room),
+            faults=[Fault(at_ns=20_000, port=fabric.uplink(0, 0), share=0.0, until_ns=60_000)],
+        )
+        for each in (fabric, as_links(fabric))
+    )  # fmt: skip
+    for field in fields(PhaseResult):
+        np.testing.assert_array_equal(
+            getattr(one, field.name), getattr(other, field.name), err_msg=field.name
+        )
+    assert (one.dropped_bytes > 0) == (kind == "none")
+    assert one.marked_bytes.sum() > 0
