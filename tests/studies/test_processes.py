@@ -18,6 +18,7 @@ from xtune.executor import open_executor
 from xtune.lake import Lake
 from xtune.sim import Calibration
 from xtune.studies import Options, run_study
+from xtune.studies._storage import alone
 from xtune.studies._toml import load_study
 
 pytestmark = pytest.mark.slow
@@ -123,10 +124,11 @@ def test_kill_and_interrupt_of_the_coordinator_lose_nothing_reported(
 
 
 def test_a_second_coordinator_on_a_journal_is_refused(root: Path) -> None:
-    first = start(root)
-    wait_for(first, root, 1)
-    other = start(root)
-    out, error = other.communicate(timeout=200)
+    """This process stands for the first."""
+    folder = root / "studies" / "own"
+    folder.mkdir()
+    with alone(folder):
+        other = start(root)
+        out, error = other.communicate(timeout=200)
     assert (other.returncode, out) == (1, "")
-    assert "another xtune tune runs this study" in error
-    assert finish(first)["counts"]["complete"] == 6
+    assert f"another xtune tune runs this study (process {os.getpid()})" in error
