@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -145,7 +146,7 @@ def test_constraints_pin_every_dependency() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    names = {item.split(">")[0].split("=")[0].split("[")[0].lower().replace("_", "-") for item in wanted}
+    names = {re.split(r"[>=\[]", item)[0].lower().replace("_", "-") for item in wanted}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     assert names <= pinned
