@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq, nnls
 from scipy.stats import t as student_t
 
@@ -30,7 +31,9 @@ FILE = "measured_response.json"
 KINDS = ("quantise", "drop", "drop_residual", "shared")  # of methods that the constants are from
 SCHEMA_VERSION = 1
 HINT = "it is what python -m xtune.proofs.convergence --response FILE writes"
-QUANTISER = ("bits_input", "bits_head", "mean_bits", "block")
+KEPT = (1e-6, 0.99)  # shares of elements: beyond them nothing or all of the power is dropped
+MOST_ITERATIONS = 1_000_000
+LEAST_PROGRESS = 1e-3  # of the iterations of a branch; below it all was lost
 FIRST_BITS, FIRST_BLOCK = 4, 256  # of the quantiser whose error power is the unit
 
 
@@ -77,28 +80,78 @@ def _check(document: Mapping[str, Any]) -> None:
     """Raises where the constants cannot be made of a document."""
     if document["schema"] != SCHEMA_VERSION:
         raise ValueError(f"schema {document['schema']!r}, this version reads {SCHEMA_VERSION}")
+    json.dumps(document["provenance"], allow_nan=False)  # the calibration keeps it
     settings = document["provenance"]["settings"]
     for name, least in (("warm", 0), ("steps", 1)):
-        if not isinstance(settings[name], int) or settings[name] < least:
-            raise ValueError(f"settings.{name} is {settings[name]!r}")
-    fall = document["full_precision"]["nats_per_e_fold"]
-    if not 0 < float(fall) < math.inf:
-        raise ValueError(f"nats_per_e_fold is {fall!r}")
+        _number(settings, name, least, MOST_ITERATIONS, whole=True)
+    full = document["full_precision"]
+    _number(full, "nats_per_e_fold", 1e-9, 1e9)
     methods = {n: row for n, row in document["methods"].items() if row["kind"] in KINDS}
     if not methods:
         raise ValueError(f"no method of kind {', '.join(KINDS)}")
     for name, row in methods.items():
-        changes = row["perplexity_changes"]
-        if len(changes) != len(row["seeds"]) or not changes:
-            raise ValueError(f"{name}: a perplexity change for each seed is needed")
-        if not all(-1 < float(change) < math.inf for change in changes):
-            raise ValueError(f"{name}: perplexity_changes holds what is no change")
-        needed = QUANTISER if row["kind"] == "quantise" else ("keep_share",)
-        for part in needed:
-            if not 0 < float(row[part]) < math.inf:
-                raise ValueError(f"{name}: {part} is {row[part]!r}")
+        try:
+            _check_method(row)
+            for seed, change in zip(row["seeds"], row["perplexity_changes"], strict=True):
+                _check_change(seed, change, full["nats_per_e_fold"], settings)
+        except (LookupError, TypeError, ValueError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{name}: {what}") from error
     if not common_seeds(document):
         raise ValueError("its methods have no seed in common")
+    rows = list(methods.values())
+    if all(row["kind"] == "quantise" for row in rows) and not len(_designed(rows)[0]):
+        raise ValueError(
+            f"two quantisers of {FIRST_BITS} bits or more with unlike gain are needed"
+        )
+
+
+def _number(
+    row: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False
+) -> None:
+    """Raises where a value of a row is no number, or not in [low, high]."""
+    value = row[name]
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or not low <= value <= high:
+        a = "a whole number" if whole else "a number"
+        raise ValueError(f"{name} is {value!r}, not {a} from {low:g} to {high:g}")
+
+
+def _check_method(row: Mapping[str, Any]) -> None:
+    """Raises where a row lacks what its constants are made of."""
+    seeds, changes = row["seeds"], row["perplexity_changes"]
+    if len(changes) != len(seeds) or not changes:
+        raise ValueError("a perplexity change for each seed is needed")
+    if any(type(seed) is not int for seed in seeds) or len(set(seeds)) != len(seeds):
+        raise ValueError("its seeds are not whole numbers that each occur once")
+    if row["kind"] != "quantise":
+        _number(row, "keep_share", *KEPT)
+        return
+    for part in ("bits_input", "bits_head", "mean_bits"):
+        _number(row, part, 1, 32)
+    _number(row, "block", 2, 1 << 30, whole=True)
+    if row["gain"] is not None:
+        _number(row, "gain", 0, 1)
+    ends = sorted((row["bits_input"], row["bits_head"]))
+    if ends[0] != ends[1]:
+        _number(row, "mean_bits", *ends)
+
+
+def _check_change(seed: int, change: Any, fall: float, settings: Mapping[str, Any]) -> None:
+    """Raises where a branch's change of perplexity tells no penalty."""
+    if type(change) not in (int, float) or not -1 < change < math.inf:
+        raise ValueError(f"seed {seed}: {change!r} is no change of perplexity")
+    warm, steps = settings["warm"], settings["steps"]
+    try:
+        progress = _progress(math.log1p(change), fall, warm, steps)
+    except OverflowError:
+        progress = math.inf
+    if not LEAST_PROGRESS <= progress / steps < math.inf:
+        lost = "a diverged run" if change > 0 else "more than can be won"
+        raise ValueError(
+            f"seed {seed}: a perplexity change of {change:g} after {steps} iterations is {lost}, "
+            "of which no penalty can be told: leave the method out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +187,7 @@ def penalty_of(damage: float, *, fall: float, warm: int, steps: int, early: Earl
     Returns:
         0 where nothing was lost, less where something was won; infinite where all was lost.
     """
-    progress = (warm + steps) * math.exp(-damage / fall) - warm
+    progress = _progress(damage, fall, warm, steps)
     if progress <= 0:
         return math.inf
     factors = np.array([early.factor(step) for step in range(warm, warm + steps)])
@@ -146,6 +199,11 @@ def penalty_of(damage: float, *, fall: float, warm: int, steps: int, early: Earl
 
     # No factor is below 1, so twice what it were without a surcharge is more than enough.
     return float(brentq(excess, 0.0, 2 * (steps / progress - 1.0), xtol=1e-15, rtol=1e-12))
+
+
+def _progress(damage: float, fall: float, warm: int, steps: int) -> float:
+    """Uncompressed iterations that a branch was worth."""
+    return (warm + steps) * math.exp(-damage / fall) - warm
 
 
 def error_feedback_parts(carried: float) -> tuple[float, float]:
@@ -225,12 +283,10 @@ def _one_seed(
         )  # fmt: skip
         by_kind.setdefault(row["kind"], []).append((row, lost))
     out: dict[str, float] = {}
-    fine = [(r, lost) for r, lost in by_kind.get("quantise", []) if r["bits_input"] >= FIRST_BITS]
-    if len(fine) > 1:
-        errors = np.array([_error_of(row) for row, _ in fine])
-        parts = np.array([error_feedback_parts(row["gain"] or 0.0) for row, _ in fine])
-        design = errors[:, None] * parts
-        (bias, noise), _ = nnls(design, np.array([lost for _, lost in fine]))
+    quantised = by_kind.get("quantise", [])
+    fine, design = _designed([row for row, _ in quantised])
+    if len(fine):
+        (bias, noise), _ = nnls(design, np.array([lost for _, lost in quantised])[fine])
         out |= {"lost": float(bias), "noise": float(noise)}
     for kind in ("drop", "drop_residual", "shared"):
         if kind in by_kind:
@@ -238,6 +294,17 @@ def _one_seed(
             found = np.array([lost for _, lost in by_kind[kind]])
             out[kind] = float(square @ found / (square @ square))
     return out
+
+
+def _designed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], NDArray[np.float64]]:
+    """Quantisers that the two constants are fitted to, and the errors of each of either kind.
+
+    None where all errors are in one proportion: then the two cannot be told apart.
+    """
+    fine = [i for i, row in enumerate(rows) if row["bits_input"] >= FIRST_BITS]
+    parts = [error_feedback_parts(rows[i]["gain"] or 0.0) for i in fine]
+    design = np.array([_error_of(rows[i]) for i in fine])[:, None] * np.reshape(parts, (-1, 2))
+    return (fine, design) if np.linalg.matrix_rank(design) == 2 else ([], design)
 
 
 def _error_of(row: Mapping[str, Any]) -> float:

@@ -116,8 +116,8 @@ def _penalties(document: Mapping[str, Any], why: str) -> list[Parameter]:
         Parameter(
             name=f"penalty_{name}",
             value=max(0.0, found[name].value),
-            low=found[name].low,
-            high=found[name].high,
+            low=_not_below_zero(found[name].low),
+            high=_not_below_zero(found[name].high),
             assumed=True,
             why=f"{what}; {why}",
             needs="convergence runs of one's own: xtune calibrate --response",
@@ -125,6 +125,10 @@ def _penalties(document: Mapping[str, Any], why: str) -> list[Parameter]:
         for name, what in PENALTIES
         if name in found
     ]
+
+
+def _not_below_zero(value: float | None) -> float | None:
+    return None if value is None else max(0.0, value)
 
 
 class Response:
