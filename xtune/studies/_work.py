@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from xtune.policies.spec import Policy
     from xtune.sim import Calibration
 
-MOST_LOSSES = 2  # workers that may die on one evaluation before it counts as failed
+MOST_LOSSES = 2  # workers that die on an evaluation, run alone, before it counts as failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +104,10 @@ def run_jobs(
 ) -> Iterator[Outcome]:
     """Yield each job's outcome in the order of ``jobs``.
 
-    A worker that dies (killed, out of memory) costs its evaluation one more try; an evaluation on
-    which workers die twice has failed, and the others go on.
+    A worker that dies (killed, out of memory) takes the whole pool with it, and does not say what
+    it was at. What was finished is kept; each evaluation that may have been under way is run
+    again with nothing beside it, and has failed where workers die on it then, twice. The others
+    go on.
 
     Args:
         jobs: What to do.
@@ -112,44 +115,77 @@ def run_jobs(
         cache: Folder that workers share sampled phases in.
         deadline: On the monotonic clock; later jobs are not waited for.
     """
-    todo = list(jobs)
-    losses = 0
+    todo = [_Task(job) for job in jobs]
     while todo:
-        futures = [_submit(workers.executor, job, cache) for job in todo]
+        company = list(takewhile(lambda task: not task.suspect, todo)) or todo[:1]
         try:
-            for job, parts in zip(list(todo), futures, strict=True):
-                yield _gather(job, parts, deadline)
+            for task in company:
+                task.submit(workers.executor, cache)
+            for task in company:
+                yield _gather(task.job, task.parts, deadline)
                 todo.pop(0)
-                losses = 0
         except TimeoutError:
-            _cancel(futures)
+            _cancel(company)
             return
         except BrokenProcessPool:
-            workers.close()
-            losses += 1
-            if losses >= MOST_LOSSES:
-                job = todo.pop(0)
-                losses = 0
+            at_once = workers.count
+            workers.close()  # waits: after it every call has ended, one way or the other
+            first = todo[0]
+            first.losses += first.suspect
+            if first.losses >= MOST_LOSSES:
+                job = todo.pop(0).job
                 yield Outcome(key=job.key, params=job.params, reason="worker processes died on it")
+            _suspect(company, at_once)
         except BaseException:
-            _cancel(futures)
+            _cancel(company)
             raise
 
 
 Parts = list["Future[dict[str, float]]"]
 
 
-def _submit(executor: Executor, job: Job, cache: Path | None) -> Parts:
-    return [
-        executor.submit(run_seed, job.policy, job.calibration, seed, job.iterations, cache)
-        for seed in job.seeds
-    ]
+@dataclass(slots=True)
+class _Task:
+    """A job on its way: its calls, one a seed, and what is held against it."""
+
+    job: Job
+    parts: Parts = field(default_factory=list)
+    suspect: bool = False  # it may have been what a worker died on
+    losses: int = 0  # workers that died while nothing else ran
+
+    def submit(self, executor: Executor, cache: Path | None) -> None:
+        """Call for each seed that has no result yet."""
+        for place, seed in enumerate(self.job.seeds):
+            if place < len(self.parts) and not _lost(self.parts[place]):
+                continue
+            self.parts[place : place + 1] = [
+                executor.submit(
+                    run_seed,
+                    self.job.policy,
+                    self.job.calibration,
+                    seed,
+                    self.job.iterations,
+                    cache,
+                )
+            ]
 
 
-def _cancel(futures: list[Parts]) -> None:
-    for parts in futures:
-        for future in parts:
-            future.cancel()
+def _lost(part: Future[dict[str, float]]) -> bool:
+    """Whether a call has ended without a result and without an error of its own."""
+    return part.done() and (part.cancelled() or isinstance(part.exception(), BrokenProcessPool))
+
+
+def _suspect(company: Sequence[_Task], at_once: int) -> None:
+    """Suspect what may have been under way: calls are handed out in order, one ahead."""
+    lost = [task for task in company for part in task.parts if _lost(part)]
+    for task in lost[: at_once + 1]:
+        task.suspect = True
+
+
+def _cancel(tasks: Sequence[_Task]) -> None:
+    for task in tasks:
+        for part in task.parts:
+            part.cancel()
 
 
 def _gather(job: Job, parts: Parts, deadline: float) -> Outcome:
