@@ -120,6 +120,48 @@ def test_few_changes_or_levels_alone_leave_it_assumed(tmp_path: Path) -> None:
     assert fitted(tmp_path / "other", other).parameters["change_s"].assumed
 
 
+def again(rows: Rows, *, run: str, later_s: float, slower_s: float, first: int = 0) -> Rows:
+    """The steps from ``first`` on made once more, without a policy, on a slower machine."""
+    more = [
+        {**row, "run": run, "ts": row["ts"] + round(later_s * 1e9), "step_time_s": 1.2 + slower_s}
+        for row in rows["steps"]
+        if row["step"] >= first
+    ]
+    return {**rows, "steps": [*rows["steps"], *more]}
+
+
+@pytest.mark.parametrize(
+    ("run", "first"), [("another", 0), ("an earlier name", 3), ("r", 0), ("r", 400)]
+)
+def test_a_change_is_set_beside_iterations_of_its_own_run(
+    tmp_path: Path, run: str, first: int
+) -> None:
+    rows = with_changes(Truth(hours=0.3, rate_per_h=6.0), 0.42, 25)
+    rows = again(rows, run=run, later_s=7200.0, slower_s=3.0, first=first)
+    for row in rows["steps"]:
+        if row["run"] == run and row["step"] % 25 == 0:
+            row["step_time_s"] += 5.0 * (row["step_time_s"] > 4.0)  # it saves: no change
+    change = fitted(tmp_path, rows).parameters["change_s"]
+    assert not change.assumed and change.value == pytest.approx(0.42, rel=0.05)
+
+
+def test_a_change_while_two_runs_were_at_it_is_of_neither(tmp_path: Path) -> None:
+    rows = with_changes(Truth(hours=0.3, rate_per_h=6.0), 0.42, 25)
+    c = fitted(tmp_path, again(rows, run="beside", later_s=0.5, slower_s=3.0))
+    assert c.parameters["change_s"].assumed
+    assert any("a policy changed what is sent" in note for note in c.notes)
+
+
+def test_a_skipped_iteration_is_no_measure_of_a_change(tmp_path: Path) -> None:
+    rows = with_changes(Truth(hours=0.3, rate_per_h=6.0), 0.42, 25)
+    for row in rows["steps"]:
+        if row["step"] % 50 == 0:
+            row |= {"skipped": 1, "step_time_s": 0.1}
+    change = fitted(tmp_path, rows).parameters["change_s"]
+    assert not change.assumed and change.value == pytest.approx(0.42, rel=0.05)
+    assert change.n <= len(rows["steps"]) / 50 + 1
+
+
 def with_probes(hop_ns: float, host_ns: float) -> Rows:
     """Probes of all pairs of eight hosts, two a leaf; waiting adds to all but one of each pair."""
     rows = rows_of(Truth(hours=0.2))
