@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtune.errors import NoDataError, StudyError
 from xtune.files import write_atomically
+from xtune.studies._storage import alone, shared, together
 
 if TYPE_CHECKING:
     from xtune.lake import Lake
@@ -33,8 +36,55 @@ def latest_calibration(lake: Lake) -> Calibration:
     return Calibration.load(files[-1])
 
 
+@contextmanager
+def held_folder(
+    lake: Lake, name: str, fingerprint: str, url: str, folder: Path | None = None
+) -> Iterator[tuple[Path, str | None]]:
+    """The study's folder, held: nobody moves it meanwhile, and none but those that share it run.
+
+    Args:
+        lake: Where it is.
+        name: The study's.
+        fingerprint: Of the calibration.
+        url: The storage.
+        folder: Of :func:`kept_folder`, which is not to be moved; ``None``: claim the name's.
+
+    Returns:
+        The folder, and where that of another calibration went, if it did.
+
+    Raises:
+        StudyError: Another process has it.
+    """
+    place = lake.root / "studies" / name
+    moved = None
+    with ExitStack() as stack:
+        if not shared(url):
+            stack.enter_context(alone(place, url))
+        elif folder is None and not _is_of(place, fingerprint):
+            with alone(place):  # for the move alone
+                moved = claim_folder(lake, name, fingerprint)[1]
+        if shared(url):
+            stack.enter_context(together(place))
+            if folder is None and not _is_of(place, fingerprint):
+                raise StudyError(
+                    f"{place}: another xtune tune runs this study on another calibration",
+                    "wait for it",
+                )
+        elif folder is None:
+            moved = claim_folder(lake, name, fingerprint)[1]
+        if folder is not None and not _is_of(folder, fingerprint):
+            raise StudyError(f"{folder} was moved meanwhile", "the same command goes on")
+        yield folder or place, moved
+
+
+def _is_of(folder: Path, fingerprint: str) -> bool:
+    return _marked(folder / MARK) == fingerprint
+
+
 def claim_folder(lake: Lake, name: str, fingerprint: str) -> tuple[Path, str | None]:
     """The study's folder; one of another calibration is moved to ``<name>@<fingerprint>``.
+
+    For :func:`held_folder`, under whose lock it is called.
 
     Returns:
         The folder, and where the old one went, if it did.

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtune.files import write_atomically
 from xtune.studies._base import BASELINES, Study
 from xtune.studies._evaluate import Evaluator, Progress
-from xtune.studies._folder import claim_folder
+from xtune.studies._folder import held_folder
 from xtune.studies._leases import Leases, NoLeases
 from xtune.studies._options import Options
 from xtune.studies._result import summary, write
 from xtune.studies._space import check
 from xtune.studies._stages import Stages
-from xtune.studies._storage import alone, network_warning, opened, repair_journal, shared
+from xtune.studies._storage import network_warning, opened, repair_journal, shared
 from xtune.studies._work import Job, Workers, run_jobs
 
 if TYPE_CHECKING:
@@ -61,14 +61,13 @@ def run_study(
         StudyError: The study cannot be run, or the storage cannot be opened or holds another.
     """
     check(study)
-    if folder is None:
-        folder, moved = claim_folder(lake, study.name, calibration.fingerprint)
+    mark, url = calibration.fingerprint, options.storage
+    with held_folder(lake, study.name, mark, url, folder) as (folder, moved):
         if moved:
             note(f"the calibration is new: the old study is now {moved}")
-    warning = network_warning(folder, options.storage)
-    if warning:
-        note(warning)
-    with nullcontext() if shared(options.storage) else alone(folder):
+        warning = network_warning(folder, url)
+        if warning:
+            note(warning)
         torn = repair_journal(folder / "journal.log") if not options.storage else None
         if torn:
             note(f"the journal had a torn tail (a killed process): moved to {torn}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.log"
 LOCK = ".lock"
+CLAIM_S = 10.0  # others that share a study may just be claiming its folder
 # File systems on which locks, or appends of two hosts, do not hold what a journal needs.
 NETWORK = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs",
@@ -35,27 +37,80 @@ def shared(url: str) -> bool:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a study's folder for this process; a killed one lets go of it.
+def alone(folder: Path, url: str = "") -> Iterator[None]:
+    """Hold a study, and the SQLite file it is kept in, for this process; a killed one lets go.
+
+    The lock is of the study's name and lies beside its folder, which a new calibration moves.
 
     Raises:
         StudyError: Another process has it.
     """
-    with (folder / LOCK).open("a+") as stream:
+    database = _sqlite_file(url)
+    with ExitStack() as stack:
+        _take(
+            stack, _lock_of(folder), fcntl.LOCK_EX, f"{folder}: another xtune tune runs this study"
+        )
+        if database is not None and database.parent.is_dir():  # else opening it says so
+            lock = database.with_name(f"{database.name}{LOCK}")
+            _take(stack, lock, fcntl.LOCK_EX, f"{database}: another xtune tune works on this file")
+        yield
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """Hold a study beside others on one database: none of them may move its folder.
+
+    Raises:
+        StudyError: A process has it for itself.
+    """
+    says = f"{folder}: another xtune tune runs this study without sharing it"
+    with ExitStack() as stack:
+        _take(stack, _lock_of(folder), fcntl.LOCK_SH, says, wait_s=CLAIM_S)
+        yield
+
+
+def _lock_of(folder: Path) -> Path:
+    name = folder.name.partition("@")[0]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder.with_name(f".{name}{LOCK}")
+
+
+def _take(stack: ExitStack, lock: Path, how: int, says: str, wait_s: float = 0.0) -> None:
+    """Lock a file until the stack is closed; its text is the process that has it."""
+    try:
+        stream = stack.enter_context(lock.open("a+"))
+    except OSError as error:
+        raise StudyError(f"{lock}: {error.strerror}", "its folder must be writable") from error
+    end = time.monotonic() + wait_s
+    while True:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, how | fcntl.LOCK_NB)
+            break
         except BlockingIOError as error:
+            if time.monotonic() < end:
+                time.sleep(0.05)
+                continue
             stream.seek(0)
             raise StudyError(
-                f"{folder}: another xtune tune runs this study (process {stream.read().strip()})",
+                f"{says} (process {stream.read().strip()})",
                 "wait for it, or give both --storage postgresql+psycopg://...",
             ) from error
         except OSError:  # a file system without locks: as before there were any
-            pass
-        stream.truncate(0)
-        stream.write(f"{os.getpid()}\n")
-        stream.flush()
-        yield
+            break
+    stream.truncate(0)
+    stream.write(f"{os.getpid()}\n")
+    stream.flush()
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite URL; None of another, and of one in memory."""
+    if not url.startswith("sqlite"):
+        return None
+    _password(url)  # refuses what is no URL
+    from sqlalchemy.engine import make_url
+
+    name = (make_url(url).database or "").removeprefix("file:").partition("?")[0]
+    return Path(name).resolve() if name and name != ":memory:" else None
 
 
 def network_warning(folder: Path, url: str, mounts: str | None = None) -> str | None:
