@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.sim_loop.test_scenarios import SMALL
 from xtune.__main__ import main
 from xtune.cli._scenario import show
 from xtune.sim import scenarios
+from xtune.sim.scenarios import experiment
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -41,3 +43,15 @@ def test_what_cannot_be_asked(
     assert "no scenario 'founding'" in err and "Traceback" not in err
     assert run(monkeypatch, "founding-moe", "--lake", "lake") != 0
     assert "reads no lake" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_that_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run_scenario", interrupted)
+    assert run(monkeypatch, "founding-dense", "--workers", "1") == 130
+    err = capsys.readouterr().err
+    assert "nothing is kept" in err and "was finished" not in err

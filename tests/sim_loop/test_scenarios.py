@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.sim_loop.made import BUCKET_S, made
-from xtune.errors import UsageError
+from xtune.errors import InputError, UsageError
 from xtune.policies.presets import preset
 from xtune.sim.network import Network, scope_notes
 from xtune.sim.scenarios import SCENARIOS, Claim, Scenario, scenario
@@ -45,6 +46,18 @@ def test_a_scenario_is_all_1024_cards_and_says_what_it_assumes(name: str) -> Non
 def test_no_such_scenario() -> None:
     with pytest.raises(UsageError, match="no scenario 'founding'"):
         scenario("founding")
+    with pytest.raises(UsageError, match="no scenario ''"):
+        scenario("")
+
+
+def test_a_path_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path}: a folder, not a file"):
+        scenario(str(tmp_path))
+    for absent in (str(tmp_path / "job"), "absent.txt"):
+        with pytest.raises(InputError, match=f"{absent}: no such file"):
+            scenario(absent)
+    with pytest.raises(InputError, match="/dev/null: not a regular file"):
+        scenario("/dev/null")
 
 
 def test_a_run_shows_all_policies_beside_the_claims() -> None:

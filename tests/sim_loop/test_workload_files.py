@@ -11,7 +11,7 @@ from xtune.errors import InputError, UsageError
 from xtune.policies.presets import preset
 from xtune.sim import simulate
 from xtune.sim.beside import Beside, traffic_beside
-from xtune.sim.network import Network
+from xtune.sim.network import Network, scope_notes
 from xtune.sim.scenarios import scenario
 from xtune.sim.workload_files import Transfers, read_workload
 
@@ -105,6 +105,11 @@ def test_more_cards_than_are_simulated_are_a_slice_that_is_told(tmp_path: Path) 
         ((ROWS[0].rpartition("\t")[0],), ":3: 11 columns, not 12"),
         ((ROWS[0].replace("64000000", "-5"),), ":3: '-5' is not a whole number"),
         ((ROWS[0], ROWS[1].replace("600", "x")), ":4: 'x' is not a whole number"),
+        ((ROWS[1].replace("600", "9" * 400),), ":3: 99999999... has 400 digits"),
+        ((ROWS[1].replace("600", "9" * 5000),), ":3: 99999999... has 5000 digits"),
+        ((ROWS[1].replace("600", "٣"),), ":3: '٣' is not a whole number"),
+        ((ROWS[1].replace("ALLREDUCE", "FOO"),), ":3: unknown collective 'FOO'"),
+        ((ROWS[5].replace("ALLTOALL_EP", "X_EP"),), ":3: unknown collective 'X_EP'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, rows: tuple[str, ...], text: str) -> None:
@@ -121,7 +126,12 @@ def test_a_bad_line_is_named(tmp_path: Path, rows: tuple[str, ...], text: str) -
         (f"{HEADER}\n".encode(), ":2: '' is not a whole number"),
         (f"{HEADER}\n3\n{ROWS[0]}\n".encode(), "1 layers, its line 2 says 3"),
         (b"comm_type,comm_group,msg_size\nCommType.all_reduce,x,1\n", ":2: unknown group 'x'"),
-        (b"comm_type,comm_group,msg_size\na,dp,1\na,dp\n", ":3: '' is not a whole number"),
+        (
+            b"comm_type,comm_group,msg_size\nbarrier,dp,1\nbarrier,dp\n",
+            ":3: '' is not a whole number",
+        ),
+        (b"comm_type,comm_group,msg_size\nfoo,dp,1\n", ":2: unknown collective 'foo'"),
+        (b"[rank0 ~ rank" + b"9" * 5000 + b"]\ncomm_type,msg_size\n", ":1: 9+... has 5000 digits"),
     ],
 )
 def test_what_is_no_workload(tmp_path: Path, content: bytes, text: str) -> None:
@@ -131,6 +141,64 @@ def test_what_is_no_workload(tmp_path: Path, content: bytes, text: str) -> None:
         read_workload(path)
     with pytest.raises(InputError, match="No such file"):
         read_workload(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("ga: 4", "ga: 0", ":1: ga is 0"),
+        ("all_gpus: 64", "all_gpus: 0", ":1: all_gpus is 0"),
+        ("ep: 4", "ep: -4", ":1: '-4' is not a whole number"),
+        ("pp: 2", "pp: x", ":1: 'x' is not a whole number"),
+        ("ep: 4", "ep: " + "1" * 5000, ":1: 11111111... has 5000 digits"),
+        ("ep: 4", "ep: 7", "experts over 7 of 16 data-parallel ranks"),
+        ("ep: 4", "ep: 100000", "experts over 100000 of 16 data-parallel ranks"),
+        ("all_gpus: 64", "all_gpus: 999999984", "999999984 cards"),
+        ("all_gpus: 64", "all_gpus: 65540", "65540 cards"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path: Path, old: str, new: str, text: str) -> None:
+    header = f"{HEADER} all_gpus: 64".replace(old, new)
+    with pytest.raises((InputError, UsageError), match=text):
+        scenario(str(write(tmp_path, header=header)))
+
+
+def test_sizes_that_are_not_given_are_told(tmp_path: Path) -> None:
+    old = scenario(str(write(tmp_path, header=HEADER.partition(" ep")[0]))).calibration
+    assert old["job_hosts"] == 1024.0
+    assert old.notes[-1] == (
+        "job.txt does not say, so taken are: ep 1, pp 1, vpp 1, ga 1, gpus 1024"
+    )
+    assert len(scenario(str(write(tmp_path))).calibration.notes) == 1
+
+
+def test_a_header_as_floating_point_and_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path, header=f"{HEADER} all_gpus: 64 pp_comm: 500000.0")
+    plain = read_workload(path)
+    assert plain.sizes["pp_bytes"] == 500_000
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_workload(path) == plain
+
+
+def test_experts_with_a_single_copy_are_reduced_with_no_one(tmp_path: Path) -> None:
+    rows = (*ROWS, ROWS[0].replace("REDUCESCATTER\t64000000", "REDUCESCATTER_DP_EP\t8000000"))
+    for spread, ranks in ((4, [None, 4]), (8, [None, 2]), (16, [None])):
+        header = f"{HEADER} all_gpus: 64".replace("ep: 4", f"ep: {spread}")
+        layers = scenario(str(write(tmp_path, rows, header))).calibration.layers
+        assert [layer.ranks or None for layer in layers] == ranks
+
+
+@pytest.mark.parametrize("cards", [4, 12, 48, 60, 244, 1016, 1024, 1028, 9216, 24_000, 65_536])
+def test_the_hosts_that_are_written_are_the_simulated_ones(tmp_path: Path, cards: int) -> None:
+    """Card counts that are no squares, and some that divide badly (4 times a prime)."""
+    header = HEADER.replace("ep: 4", "ep: 1").replace("pp: 2", "pp: 1") + f" all_gpus: {cards}"
+    c = scenario(str(write(tmp_path, header=header))).calibration
+    network = Network.of(c)
+    assert c["leaves"] * c["spines"] == c["hosts"] == c["job_hosts"] >= cards
+    assert c["job_hosts"] - cards < c["spines"]  # less than a leaf is added
+    assert len(network.job) == c["slice_hosts"] <= 1024
+    assert network.spines == network.job_per_leaf == c["spines"]
+    assert (network.slice_of is None) == (cards <= 1024) == (scope_notes(c) == ())
 
 
 def test_jobs_that_no_scenario_can_be_made_of(tmp_path: Path) -> None:

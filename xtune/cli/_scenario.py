@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from xtune.cli._common import share
 from xtune.console import emit_json, note, progress, say, table
+from xtune.errors import XtuneError
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
     from xtune.studies import Options
 
 Brief = Mapping[str, float | None]
+
+
+class Interrupted(XtuneError):
+    """Ctrl-C; unlike other commands a scenario keeps nothing: it has no lake to keep it in."""
+
+    exit_code = 130
 
 
 def run_named(name: str, policy: Policy, options: Options, workers: int, *, json: bool) -> None:
@@ -28,6 +35,8 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
         json: One JSON document in place of tables.
 
     Raises:
+        InputError: The workload file is not there, or is none.
+        Interrupted: By the user.
         UsageError: There is no such scenario.
     """
     from xtune.executor import open_executor
@@ -35,15 +44,18 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
     from xtune.sim.scenarios.experiment import run_scenario
 
     chosen = scenario(name)
-    with (
-        progress(name, None) as update,
-        open_executor("local", workers) as executor,
-        TemporaryDirectory(prefix="xtune-phases-") as phases,
-    ):
-        found = run_scenario(
-            chosen, policy, seeds=options.all_seeds, iterations=options.iterations,
-            executor=executor, cache_dir=Path(phases), progress=update,
-        )  # fmt: skip
+    try:
+        with (
+            progress(name, None) as update,
+            open_executor("local", workers) as executor,
+            TemporaryDirectory(prefix="xtune-phases-") as phases,
+        ):
+            found = run_scenario(
+                chosen, policy, seeds=options.all_seeds, iterations=options.iterations,
+                executor=executor, cache_dir=Path(phases), progress=update,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: nothing is kept; the same command starts anew") from None
     if json:
         emit_json(found)
     else:

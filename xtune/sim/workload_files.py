@@ -12,6 +12,7 @@ import csv
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from xtune.errors import InputError
@@ -27,6 +28,20 @@ PARAMETER_ROWS = ("grad", "norm", "moe_grad")
 # reduces none.
 MISSIZED_ROWS = ("layernorm",)
 SUFFIX_GROUPS = {"_DP_EP": "dp_ep", "_EP": "ep"}
+HEADER_SIZES = {
+    "model_parallel_NPU_group": "tp", "ep": "ep", "pp": "pp", "vpp": "vpp", "ga": "ga",
+    "all_gpus": "gpus", "pp_comm": "pp_bytes",
+}  # fmt: skip
+SIMAI_KINDS = {
+    "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "ALLTOALL": "all_to_all",
+    "REDUCESCATTER": "reduce_scatter", "BROADCAST": "broadcast",
+}  # fmt: skip
+# CommType of AICB's utils/utils.py, without its epoch_end.
+AICB_KINDS = (
+    "all_reduce", "isend", "irecv", "broadcast", "all_gather", "reduce_scatter", "barrier",
+    "reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "computation", "all_to_all",
+)  # fmt: skip
+MOST_DIGITS = 18  # sums of them fit in a double, and Python's own limit is far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +86,7 @@ def read_workload(path: Path) -> Work:
         InputError: It cannot be read, or a line of it is wrong; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: {reason}", "a SimAI text or an AICB CSV") from error
@@ -88,7 +103,7 @@ def read_workload(path: Path) -> Work:
 
 
 def _simai(path: Path, lines: list[str]) -> Work:
-    sizes = _header(lines[0])
+    sizes = _header(path, lines[0])
     rows = [line for line in lines[2:] if line.strip()]
     declared = _integer(path, 2, lines[1].strip() if len(lines) > 1 else "")
     if declared != len(rows):
@@ -108,41 +123,54 @@ def _simai(path: Path, lines: list[str]) -> Work:
             compute_ns += _integer(path, number, compute)
             amount = _integer(path, number, size)
             if kind != "NONE" and amount and cells[0] not in MISSIZED_ROWS:
-                found.append((*_kind(cells[0], kind, part), amount))
+                found.append((*_kind(path, number, cells[0], kind, part), amount))
     return Work(
         name=path.name, compute_s=compute_ns * 1e-9, transfers=_summed(found), sizes=sizes,
         blocks=max(1, blocks // sizes.get("ga", 1)),
     )  # fmt: skip
 
 
-def _header(line: str) -> dict[str, int]:
-    """Numbers of the first line under the names of :class:`Work`."""
-    names = {"model_parallel_NPU_group": "tp", "all_gpus": "gpus", "pp_comm": "pp_bytes"}
-    pairs = re.findall(r"(\w+):?\s+(\d+)", line)
-    known = {*names.values(), "ep", "pp", "vpp", "ga"}
-    return {names.get(k, k): int(v) for k, v in pairs if names.get(k, k) in known and int(v)}
+def _header(path: Path, line: str) -> dict[str, int]:
+    """Numbers of the first line under the names of :class:`Work`.
+
+    Raises:
+        InputError: One is none, or is 0 and does not count bytes.
+    """
+    sizes = {}
+    for name, text in pairwise([*re.split(r"[:\s]+", line.strip()), ""]):
+        if name not in HEADER_SIZES:
+            continue
+        # AICB divides the pipeline's bytes in floating point.
+        size = _integer(path, 1, text.removesuffix(".0"))
+        if not size and name != "pp_comm":
+            raise InputError(f"{path}:1: {name} is 0", "1 or more")
+        if size:
+            sizes[HEADER_SIZES[name]] = size
+    return sizes
 
 
-def _kind(row: str, kind: str, part: int) -> tuple[str, str]:
-    """Collective and group of a transfer of SimAI's text."""
-    group = PASS_GROUPS[part]
+def _kind(path: Path, number: int, row: str, kind: str, part: int) -> tuple[str, str]:
+    """Collective and group of a transfer of SimAI's text.
+
+    Raises:
+        InputError: It is a collective that SimAI does not have.
+    """
+    whole, group = kind, PASS_GROUPS[part]
     if row.startswith(PARAMETER_ROWS) and not kind.startswith("ALLREDUCE"):
         group = "dp"
     for suffix, other in SUFFIX_GROUPS.items():
         if kind.endswith(suffix):
             kind, group = kind.removesuffix(suffix), other
             break
-    spelled = {
-        "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "ALLTOALL": "all_to_all",
-        "REDUCESCATTER": "reduce_scatter", "BROADCAST": "broadcast",
-    }  # fmt: skip
-    return spelled.get(kind, kind.lower()), group
+    if kind not in SIMAI_KINDS:
+        raise InputError(f"{path}:{number}: unknown collective {whole!r}")
+    return SIMAI_KINDS[kind], group
 
 
 def _aicb(path: Path, lines: list[str]) -> Work:
     start = next(i for i, line in enumerate(lines) if "comm_type" in line)
-    ranks = re.fullmatch(r"\[rank0 ~ rank(\d+)\]", lines[0].strip())
-    sizes = {"gpus": int(ranks[1]) + 1} if ranks else {}
+    ranks = re.fullmatch(r"\[rank0 ~ rank(\w+)\]", lines[0].strip())
+    sizes = {"gpus": _integer(path, 1, ranks[1]) + 1} if ranks else {}
     found: list[tuple[str, str, int]] = []
     blocks, ended = 0, False
     for number, row in enumerate(csv.DictReader(lines[start:]), start + 2):
@@ -153,6 +181,8 @@ def _aicb(path: Path, lines: list[str]) -> Work:
             continue
         if ended:  # what came before set the job up, or was an earlier step
             found, blocks, ended = [], 0, False
+        if kind not in AICB_KINDS:
+            raise InputError(f"{path}:{number}: unknown collective {kind!r}")
         if group not in ("tp", "dp", "ep", "pp", "dp_ep", "ep_dp"):
             raise InputError(f"{path}:{number}: unknown group {group!r}")
         size = _integer(path, number, row.get("msg_size") or "")
@@ -181,6 +211,10 @@ def _integer(path: Path, number: int, text: str) -> int:
     Raises:
         InputError: It is none.
     """
-    if not text.isdecimal():
-        raise InputError(f"{path}:{number}: {text!r} is not a whole number, 0 or more")
+    if not (text.isascii() and text.isdecimal()):
+        raise InputError(f"{path}:{number}: {text[:40]!r} is not a whole number, 0 or more")
+    if len(text) > MOST_DIGITS:
+        raise InputError(
+            f"{path}:{number}: {text[:8]}... has {len(text)} digits", f"at most {MOST_DIGITS}"
+        )
     return int(text)

@@ -16,6 +16,7 @@ from xtune.sim.response import assumed_response
 DDP_BUCKET_BYTES = 25 << 20  # torch's DistributedDataParallel, bucket_cap_mb
 LATENCY_NS = 500.0
 MOST_HOSTS = 1024  # that are simulated, where a job has more
+MOST_CARDS = 65_536  # what sim.fabric takes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,15 +136,32 @@ def beside(parts: Sequence[Beside], why: str) -> list[Parameter]:
     ]
 
 
+def leaves_of(hosts: int) -> tuple[int, int]:
+    """Leaves, and hosts below each: the most even of whole leaves.
+
+    Where no division of ``hosts`` is within a factor of two of a square (a prime number of them),
+    the last leaf is filled up with more.
+    """
+    side = math.ceil(math.sqrt(hosts))
+    for per_leaf in range(side, min(2 * side, hosts) + 1):
+        if hosts % per_leaf == 0 and 2 * (hosts // per_leaf) >= side:
+            return hosts // per_leaf, per_leaf
+    return -(-hosts // side), side
+
+
 def two_tier(hosts: int, card: Card) -> list[Parameter]:
     """A non-blocking two-tier fat tree, fixed paths by a hash."""
-    side = float(math.ceil(math.sqrt(hosts)))
+    leaves, per_leaf = leaves_of(hosts)
+    full = leaves * per_leaf
+    rounded = "" if full == hosts else f"; {hosts} of them, and the last leaf filled up"
+    # Whole leaves.
+    simulated = full if full <= MOST_HOSTS else MOST_HOSTS // per_leaf * per_leaf
     return [
-        assumed("job_hosts", float(hosts), "one port a card"),
-        assumed("hosts", float(hosts), "the job fills the fabric"),
-        assumed("leaves", side, "non-blocking: as many leaves and spines as ports on a leaf"),
-        assumed("spines", side, "see leaves"),
-        assumed("slice_hosts", float(min(hosts, MOST_HOSTS)), "so many hosts are simulated"),
+        assumed("job_hosts", float(full), f"one port a card{rounded}"),
+        assumed("hosts", float(full), "the job fills the fabric"),
+        assumed("leaves", float(leaves), f"{per_leaf} hosts a leaf, as near to a square as it is"),
+        assumed("spines", float(per_leaf), "non-blocking: as many as hosts on a leaf"),
+        assumed("slice_hosts", float(simulated), "so many hosts are simulated"),
         assumed("rate_gbps", card.gbps, card.gbps_why, "1e9 bit/s"),
         assumed("link_latency_ns", LATENCY_NS, "a switch's data sheet and 10 m of fibre", "ns"),
         assumed("ecmp_share", 1.0, "static routes: every fixed path is drawn by a hash"),
@@ -202,6 +220,7 @@ def calibration_of(
     cards: int,
     card: Card,
     *parts: Sequence[Parameter],
+    notes: tuple[str, ...] = (),
 ) -> Calibration:
     """All of it; a collective alone on the fabric takes what its bytes take at the full rate.
 
@@ -211,6 +230,7 @@ def calibration_of(
         cards: All of them.
         card: An accelerator.
         parts: Parameters of job, background and training.
+        notes: What else a reader must know.
     """
     given = {p.name: p for part in parts for p in part}
     ranks = given["ranks"].value
@@ -224,5 +244,5 @@ def calibration_of(
     return Calibration(
         job=name, parameters={**given, **{p.name: p for p in rest}},
         buckets=buckets(layers, DDP_BUCKET_BYTES), layers=layers,
-        notes=("a scenario: every parameter is assumed, none is measured",),
+        notes=("a scenario: every parameter is assumed, none is measured", *notes),
     )  # fmt: skip

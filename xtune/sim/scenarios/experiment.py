@@ -84,7 +84,12 @@ def run_scenario(
             {"name": p.name, "value": p.value, "unit": p.unit, "why": p.why}
             for p in scenario.calibration.assumed
         ],
-        "notes": sorted({n for e in found.values() for r in e.runs for n in r.notes}),
+        "notes": sorted(
+            {
+                *scenario.calibration.notes,
+                *(n for e in found.values() for r in e.runs for n in r.notes),
+            }
+        ),
     }
 
 

@@ -10,6 +10,7 @@ from xtune.sim.calibration import LayerShape, Parameter
 from xtune.sim.models import buckets
 from xtune.sim.scenarios._base import (
     DDP_BUCKET_BYTES,
+    MOST_CARDS,
     Scenario,
     assumed,
     beside,
@@ -21,6 +22,8 @@ from xtune.sim.scenarios._founding import BACKGROUND, CARD, CARDS
 from xtune.sim.workload_files import Transfers, Work, read_workload
 
 TOKENS = float(1 << 20)  # of an iteration, for the loss curve: files do not say
+# Of a text whose first line leaves them out; older ones have tp alone.
+TAKEN = {"tp": 1, "ep": 1, "pp": 1, "vpp": 1, "ga": 1, "gpus": CARDS}
 
 
 def of_file(path: Path) -> Scenario:
@@ -39,6 +42,13 @@ def of_file(path: Path) -> Scenario:
         raise UsageError(
             f"{path}: {cards} cards in {parts} parts share no gradients", "see its first line"
         )
+    if cards > MOST_CARDS:
+        raise UsageError(f"{path}: {cards} cards", f"a fabric takes {MOST_CARDS}")
+    if ranks % (experts := work.sizes.get("ep", 1)):
+        raise UsageError(
+            f"{path}: experts over {experts} of {ranks} data-parallel ranks",
+            "ep of its first line divides them",
+        )
     layers = _layers(work, ranks)
     return Scenario(
         name=work.name,
@@ -47,10 +57,20 @@ def of_file(path: Path) -> Scenario:
             work.name, layers, cards, CARD, _job(work, ranks, buckets(layers, DDP_BUCKET_BYTES)),
             BACKGROUND,
             training(float(parts * work.gradient_elements()), TOKENS, ranks),
+            notes=_taken(work),
         ),
         flops_per_card=None,
         claims=(),
     )  # fmt: skip
+
+
+def _taken(work: Work) -> tuple[str, ...]:
+    """Which sizes the file does not give, and what stands for them."""
+    absent = {name: size for name, size in TAKEN.items() if name not in work.sizes}
+    if not absent:
+        return ()
+    listed = ", ".join(f"{name} {size}" for name, size in absent.items())
+    return (f"{work.name} does not say, so taken are: {listed}",)
 
 
 def _parts(work: Work) -> int:
@@ -62,12 +82,12 @@ def _layers(work: Work, ranks: int) -> tuple[LayerShape, ...]:
     """Equal layers, one a block: a file has the sum of their gradients alone."""
     each = -(-work.gradient_elements() // work.blocks)
     own = -(-work.gradient_elements("dp_ep") // work.blocks)
-    copies = max(2, ranks // work.sizes.get("ep", 1))
+    copies = ranks // work.sizes.get("ep", 1)
     layers = []
     for block in range(work.blocks):
         depth = block / max(1, work.blocks - 1)
         layers.append(LayerShape(name=f"{block}", elements=each, depth=depth))
-        if own:
+        if own and copies > 1:  # a single copy is reduced with no one
             name = f"{block}.experts"
             layers.append(LayerShape(name=name, elements=own, depth=depth, ranks=copies))
     return tuple(layers)
