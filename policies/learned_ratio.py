@@ -44,12 +44,15 @@ def learned_rung(
         step: First iteration that the answer can be in force.
 
     Returns:
-        A rung, 0..top; None where a figure is unknown or not a number: then the hand-written rule
-        holds.
+        A rung, 0..top; None where a figure is unknown or not a number, no rung is above another,
+        ``step`` is before the first iteration or a weight is not finite: then the hand-written
+        rule holds.
     """
     if slowdown is None or gradient_change is None:
         return None
     if not (math.isfinite(slowdown) and slowdown > 0.0 and 0.0 <= gradient_change < math.inf):
+        return None
+    if top < 1 or step < 0:
         return None
     share = 1.0 / slowdown if available_share is None else available_share
     if not math.isfinite(share):
@@ -68,7 +71,10 @@ def learned_rung(
         first = unit * len(INPUTS)
         reached = _dot(weights[first : first + len(INPUTS)], inputs)
         moved += weights[HIDDEN * len(INPUTS) + unit] * _squash(reached)
-    return max(0, min(top, math.floor(by_level + top * _squash(moved) + 0.5)))
+    position = by_level + top * _squash(moved) + 0.5
+    if not math.isfinite(position):  # weights that are no numbers, or beyond their range
+        return None
+    return max(0, min(top, math.floor(position)))
 
 
 def _dot(weights: Sequence[float], inputs: Sequence[float]) -> float:

@@ -165,6 +165,31 @@ def test_an_unknown_figure_leaves_the_rule_by_level(
     assert learned_rung(weights, by_level, TOP, **GIVEN) is not None
 
 
+@given(
+    weights=st.lists(st.floats(), min_size=WEIGHTS, max_size=WEIGHTS).map(tuple),
+    by_level=st.integers(0, TOP), top=st.integers(0, TOP), rung=st.integers(0, TOP),
+    step=st.integers(-2000, 10**9), slowdown=st.none() | st.floats(),
+    available_share=st.none() | st.floats(), gradient_change=st.none() | st.floats(),
+)  # fmt: skip
+def test_whatever_it_is_given_it_tells_a_rung_or_none(
+    weights: tuple[float, ...], by_level: int, top: int, **figures: Any
+) -> None:
+    found = learned_rung(weights, by_level, top, level=2, **figures)
+    assert found is None or 0 <= found <= top
+    if top == 0 or figures["step"] < 0:
+        assert found is None
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, 1e308, -1e308])
+def test_weights_beyond_numbers_leave_the_rule_by_level(weight: float) -> None:
+    assert learned_rung((weight,) * WEIGHTS, 2, TOP, **GIVEN) is None
+
+
+@pytest.mark.parametrize("step", [-1, -1000])
+def test_an_age_before_the_first_iteration_leaves_the_rule_by_level(step: int) -> None:
+    assert learned_rung(ZERO, 2, TOP, **{**GIVEN, "step": step}) is None
+
+
 def test_the_regulator_says_who_wanted_the_rung() -> None:
     changes = {
         "compression.ratio_rule": "learned",
