@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from tests.sim_loop.made import made
 from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
 from xtune.sim.cache import (
+    MAKERS,
     SAMPLES,
     WINDOW_BYTES,
     PhaseCache,
@@ -135,3 +139,37 @@ def test_a_large_fabric_is_sliced_and_says_so() -> None:
     assert large.spines / large.job_per_leaf == pytest.approx(32 / 32)
     assert NETWORK.slice_of is None and len(NETWORK.job) == 8
     assert DEEPEST == 8.0
+
+
+def imported(name: str) -> Iterator[str]:
+    """Modules that a module's source imports by name, anywhere in it."""
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None
+    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield whole if base.startswith("xtune") and is_module(whole) else base
+
+
+def is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # what it would be in is no package
+        return False
+
+
+def test_a_cell_depends_on_all_that_makes_it() -> None:
+    # Makes the network, all of which is in the key.
+    seen, before = set[str](), {"xtune.sim.calibration"}
+    left = ["xtune.sim.cache"]
+    while left:
+        name = left.pop()
+        if name.startswith(("xtune.sim.", "xtune.policies.")) and name not in seen | before:
+            seen.add(name)
+            left += imported(name)
+    assert seen == set(MAKERS)

@@ -38,17 +38,23 @@ SMALLEST_BYTES = 4096
 SMALL_FLOW_BYTES = 1 << 20
 # Sources that make a cell what it is: a changed one never reads a cell of the old one.
 MAKERS = (
-    "xtune.policies._core", "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
+    "xtune.policies._core", "xtune.policies._fields", "xtune.policies.ladder",
+    "xtune.policies.learned_ratio", "xtune.policies.routing_parameters", "xtune.policies.spec",
+    "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
     "xtune.sim._fill_extras", "xtune.sim._layout", "xtune.sim._rate", "xtune.sim._routes",
-    "xtune.sim._state", "xtune.sim.bounds",
-    "xtune.sim.cache", "xtune.sim.fabric", "xtune.sim.flows", "xtune.sim.kernel",
-    "xtune.sim.network", "xtune.sim.phase",
+    "xtune.sim._state", "xtune.sim.beside", "xtune.sim.bounds",
+    "xtune.sim.cache", "xtune.sim.congestion", "xtune.sim.fabric", "xtune.sim.flows",
+    "xtune.sim.kernel", "xtune.sim.network", "xtune.sim.phase",
 )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def makers_digest() -> str:
-    """Digest of the source of everything between a key and its cell."""
+    """Digest of the source of everything between a key and its cell.
+
+    All that this module imports of the simulator and the policies, but for the calibration: what
+    a network takes from it is in the key.
+    """
     content = hashlib.sha256()
     for name in MAKERS:
         spec = find_spec(name)
