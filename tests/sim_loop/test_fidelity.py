@@ -13,7 +13,7 @@ from tests.sim_loop.made import made
 from xtune.policies.presets import preset
 from xtune.sim.cache import PhaseCache, Sample
 from xtune.sim.calibration import Calibration
-from xtune.sim.fidelity import Fidelity, difference, fidelity, main, windows_of
+from xtune.sim.fidelity import HORIZON_STEPS, Fidelity, difference, fidelity, main, windows_of
 from xtune.sim.network import CLEAR
 
 STATIC = preset("static_dense")
@@ -69,6 +69,20 @@ def test_windows_are_the_same_for_every_policy_and_hold_all_time() -> None:
     assert windows != windows_of(job(), seed=4)
     quiet = windows_of(made(), seed=3)
     assert [w.share for w in quiet] == [1.0]
+
+
+def test_what_is_beyond_the_horizon_counts_of_no_stretch() -> None:
+    """One stretch that is congested until far beyond it: it stands for the time up to it."""
+    calibration = made(
+        step_s=0.5, episode_rate_per_h=10.0, episode_length_s=5000.0, episode_length_shape=100.0
+    )
+    windows = windows_of(calibration, seed=3)
+    assert [w.stretch.state == CLEAR for w in windows] == [True, False]
+    horizon = HORIZON_STEPS * calibration["step_s"]
+    first, last = windows
+    assert last.start_s < horizon < last.stretch.end_s
+    assert last.share == pytest.approx(1.0 - last.start_s / horizon)
+    assert first.share == pytest.approx(last.start_s / horizon)
 
 
 def of(*errors: float | None) -> Fidelity:

@@ -48,7 +48,7 @@ MOST_STEPS = 20_000  # of the run whose plans are taken
 HORIZON_STEPS = 3000  # clean steps: how long windows are looked for
 BUDGET_BYTES = 16 << 32  # of all hosts together in one run: half a second or so
 LONGEST_NS = 60_000_000_000
-VERSION = 1  # of what is kept: higher when this file computes something else
+VERSION = 2  # of what is kept: higher when this file computes something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,20 +152,21 @@ def windows_of(calibration: Calibration, seed: int) -> list[Window]:
     background, now = Background(calibration, seed), 0.0
     clear: tuple[float, Stretch] | None = None
     clear_s = 0.0
-    congested: list[tuple[float, Stretch]] = []
+    congested: list[tuple[float, float, Stretch]] = []
     while now < horizon and len(congested) < WINDOWS:
         stretch = background.at(now)
+        lasts = min(stretch.end_s, horizon) - now
         if stretch.state == CLEAR:
             clear = clear or (now, stretch)
-            clear_s += min(stretch.end_s, horizon) - now
+            clear_s += lasts
         else:
-            congested.append((now, stretch))
+            congested.append((now, lasts, stretch))
         now = stretch.end_s
-    total = clear_s + sum(s.end_s - at for at, s in congested)
+    total = clear_s + sum(lasts for _, lasts, _ in congested)
     found = [] if clear is None else [Window(start_s=clear[0], stretch=clear[1],
                                              share=clear_s / total)]  # fmt: skip
     return found + [
-        Window(start_s=at, stretch=s, share=(s.end_s - at) / total) for at, s in congested
+        Window(start_s=at, stretch=s, share=lasts / total) for at, lasts, s in congested
     ]
 
 
