@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -75,45 +75,76 @@ def test_of_a_family_without_effects_few_say_one() -> None:
     assert wrong <= 20
 
 
-@settings(max_examples=30)
-@given(st.floats(0.0005, 0.05), st.floats(-0.05, 0.05))
-def test_that_many_seeds_would_settle_it_and_one_fewer_not(sigma: float, center: float) -> None:
-    shares = [center - sigma, center + sigma, center, center - sigma, center + sigma]
+@pytest.mark.parametrize(
+    ("center", "error"), [(0.004, None), (0.0, None), (-0.004, (0.001, 0.0005))]
+)
+def test_that_many_seeds_settle_it_four_times_in_five(
+    center: float, error: tuple[float, float] | None
+) -> None:
+    """Drawn anew, with the interval of :func:`recommendation`, within 6 % of it; less do less."""
+    random = np.random.default_rng(3)
+    pilot = np.array([-1.0, 1.0, 0.5, -0.5, 0.0, 0.0])
+    pilot = center + pilot * 0.003 / pilot.std(ddof=1)
+    needed = seeds_needed(pilot.tolist(), error)
+    assert needed is not None
+    assert needed > 6
+
+    def settled(n: int) -> float:
+        draws = random.normal(center, 0.003, (4000, n))
+        half = stats.t.ppf(0.975, n - 1) * draws.std(axis=1, ddof=1) / math.sqrt(n)
+        bias, sd = error or (0.0, 0.0)
+        half = np.sqrt(half**2 + bias**2 + (1.96 * sd) ** 2)
+        mean = draws.mean(axis=1)
+        beyond = np.abs(mean) - half > RESOLUTION
+        return float(np.mean(beyond | (np.abs(mean) + half < RESOLUTION)))
+
+    assert settled(needed) == pytest.approx(0.8, abs=0.06)
+    assert settled(max(2, needed // 2)) < 0.7
+
+
+@given(SHARES)
+def test_more_seeds_are_asked_for_than_there_are(shares: list[float]) -> None:
     needed = seeds_needed(shares)
-    gap = abs(abs(float(np.mean(shares))) - RESOLUTION)
-
-    def half(n: int) -> float:
-        return float(stats.t.ppf(0.975, n - 1)) * float(np.std(shares, ddof=1)) / math.sqrt(n)
-
-    if needed is None:
-        assert half(100_000) >= gap
-    else:
-        assert half(needed) < gap
-        assert needed == 5 or half(needed - 1) >= gap
+    assert needed is None or needed > len(shares)
 
 
 @pytest.mark.parametrize(
-    ("best", "default", "verdict"),
+    ("best", "default", "verdict", "says"),
     [
-        ([90, 91, 89, 90, 90], [100, 101, 99, 100, 100], "better"),
-        ([100, 101, 99, 100, 100], [90, 91, 89, 90, 90], "worse"),
-        ([100, 104, 96, 103, 97], [101, 99, 100, 100, 102], "no_difference"),
-        ([90, 91], [100, 101], "no_difference"),
-        ([100, 100, 100, 100, 100], [100, 100, 100, 100, 100], "no_difference"),
-        ([], [100, 100], "no_difference"),
+        ([90, 91, 89, 90, 90], [100, 101, 99, 100, 100], "better", "Use the tuned"),
+        ([100, 101, 99, 100, 100], [90, 91, 89, 90, 90], "worse", "Keep the default"),
+        ([100, 104, 96, 103, 97], [101, 99, 100, 100, 102], "no_difference", "80 % chance"),
+        ([90, 91], [100, 101], "no_difference", "80 % chance"),
+        ([100, 100, 100, 100, 100], [100, 100, 100, 100, 100], "no_difference", "Equal within"),
+        ([100.02, 99.98, 100, 100, 100], [100, 100, 100, 100, 100], "no_difference", "Equal with"),
+        ([100], [100], "no_difference", "Not said: there are not enough seeds"),
+        ([1, 1], [0, 1], "no_difference", "Not said: the default's figure is 0"),
     ],
 )
 def test_the_recommendation_says_no_more_than_the_seeds_do(
-    best: list[float], default: list[float], verdict: str
+    best: list[float], default: list[float], verdict: str, says: str
 ) -> None:
-    said = recommendation(best or None, default, "minimize", "fresh seeds")
+    said = recommendation(best, default, "minimize", "fresh seeds")
     assert said["verdict"] == verdict
-    assert (said["seeds_needed"] is None) == (
-        verdict != "no_difference" or len(best) < 2
-    )  # fmt: skip
-    turned = recommendation(best or None, default, "maximize", "fresh seeds")
+    assert says in said["text"]
+    assert (said["seeds_needed"] is not None) == ("80 %" in says)
+    turned = recommendation(best, default, "maximize", "fresh seeds")
     opposite = {"better": "worse", "worse": "better"}
     assert turned["verdict"] == opposite.get(verdict, verdict)
+
+
+def test_the_simulator_s_own_error_decides_too() -> None:
+    """10 % on every seed, against a bias of 7 % and a deviation of 4 %: half is 10.5 %."""
+    best, default = [90.0, 90.9, 89.1, 90.0, 90.0], [100.0, 101.0, 99.0, 100.0, 100.0]
+    said = recommendation(best, default, "minimize", "fresh seeds", (0.07, 0.04))
+    assert said["verdict"] == "no_difference"
+    assert "the simulator's own error stays" in said["text"]
+    difference = said["difference"]
+    half = math.sqrt(0.07**2 + (1.96 * 0.04) ** 2)
+    assert difference["low"] == pytest.approx(0.1 - half, abs=1e-6)
+    assert difference["high"] == pytest.approx(0.1 + half, abs=1e-6)
+    assert difference["over_seeds"]["low"] == pytest.approx(0.1, abs=1e-6)
+    assert recommendation(best, default, "minimize", "", (0.01, 0.01))["verdict"] == "better"
 
 
 def runs(*values: float) -> list[dict[str, float]]:

@@ -9,6 +9,8 @@
   ``ablations``, are of seeds that nothing was picked by (``fresh_seeds``).
 * ``counts``: complete (with screened), pruned, infeasible, failed.
 * ``pareto``: numbers of the complete trials that no other beats in every objective.
+* Where ``fidelity`` is known, intervals of ``best`` and ``default`` hold the simulator's own error
+  too, and so does ``recommendation.difference``; ``over_seeds`` is the interval without it.
 * ``held_out``: the same policies on the telemetry that was not fitted on; ``null`` without.
 """
 
@@ -27,8 +29,9 @@ from xtune.errors import StudyError
 from xtune.files import write_atomically
 from xtune.studies import _screen
 from xtune.studies._base import Objective
+from xtune.studies._recommend import recommend, widen_figures
 from xtune.studies._search import Drawn, mean
-from xtune.studies._stats import against, hold_together, interval, recommendation
+from xtune.studies._stats import against, hold_together, interval
 from xtune.studies._trials import REACHES, Outcome
 
 if TYPE_CHECKING:
@@ -207,7 +210,7 @@ def build(
         "pareto": _pareto(setting, complete),
         **fresh,
         "held_out": _held_out(setting, found),
-        "recommendation": _recommendation(setting, found),
+        "recommendation": recommend(setting, found),
         "sensitivity": [
             {
                 "field": name,
@@ -233,9 +236,21 @@ def build(
             "simulated": True,
         },
     }
+    _own_errors(document, objective.metric)
     if policy is not None and best is not None:
         document["policy"] = with_provenance(policy, document).to_json()
     return document
+
+
+def _own_errors(document: dict[str, Any], metric: str) -> None:
+    """The simulator's own error, into what is known of it: best and default."""
+    own = document["fidelity"]
+    if own is None:
+        return
+    for part in (document, document["held_out"]):
+        if part is not None:
+            widen_figures(part["best"], metric, own)
+            widen_figures(part["default"], metric, own.get("default"))
 
 
 def _objective(objective: Objective) -> dict[str, Any]:
@@ -314,28 +329,6 @@ def _held_out(setting: Setting, found: Found) -> dict[str, Any] | None:
         "best": summary(found.held_out[""], setting.objective.metric),
         **_compared(setting, found.held_out),
     }
-
-
-def _recommendation(setting: Setting, found: Found) -> dict[str, Any]:
-    """On the held-out telemetry, where there is some; else on the fresh seeds."""
-    outcomes, where = found.fresh, "fresh seeds"
-    if found.held_out:
-        outcomes, where = found.held_out, "held-out telemetry"
-    objective = setting.objective
-    values = [
-        [run[objective.metric] for run in outcome.per_seed]
-        if (outcome := outcomes.get(name)) is not None and outcome.complete
-        else None
-        for name in ("", setting.default)
-    ]
-    said = recommendation(values[0], values[1], objective.direction, where)
-    if found.fidelity is not None:
-        own = found.fidelity["difference_from_default"]
-        said["text"] += (
-            f" The simulator's own error in such a difference of step times is {own['bias']:.2%}"
-            f" with a deviation of {own['sd']:.2%}."
-        )
-    return said
 
 
 def _figures(outcome: Outcome, metric: str) -> dict[str, Any]:

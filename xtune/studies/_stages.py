@@ -303,6 +303,7 @@ class Stages:
         bias, sd = difference(own, default)
         self.found.fidelity = {
             **own.to_json(),
+            "default": {"bias": default.bias, "sd": default.sd},
             "difference_from_default": {"bias": bias, "sd": sd},
         }
 

@@ -12,6 +12,8 @@ FEWEST_SEEDS = 5
 # charge of one regulation on every seed alike, far below what a calibration knows of a step.
 RESOLUTION = 1e-3
 ERROR_RATE = 0.05
+POWER = 0.8
+NORMAL_95 = 1.96
 MOST_SEEDS_NEEDED = 100_000
 
 
@@ -85,7 +87,11 @@ def hold_together(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def recommendation(
-    best: Sequence[float] | None, default: Sequence[float] | None, direction: str, where: str
+    best: Sequence[float],
+    default: Sequence[float],
+    direction: str,
+    where: str,
+    error: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Whether to use the tuned policy in place of the default one.
 
@@ -94,32 +100,69 @@ def recommendation(
         default: Of the study's base on the same seeds.
         direction: ``minimize``: less is better.
         where: What they were run on, for the sentence.
+        error: Bias and sd of the simulator in such a difference; None where not known.
     """
-    shares = None
-    if best is not None and default is not None:
-        shares = gains(best, default, direction)
-    if shares is None or len(shares) < 2:
-        text = "Not said: there are not enough seeds of both policies to compare them."
-        return {"verdict": "no_difference", "text": text, "seeds_needed": None}
-    mean, low, high = t_interval(shares)
+    shares = gains(best, default, direction)
+    if shares is None:
+        return unsaid("the default's figure is 0 on a seed, so that there is no share of it")
+    if len(shares) < 2:
+        return unsaid("there are not enough seeds of both policies to compare them")
+    mean, *seeds = t_interval(shares)
+    low, high = widen(mean, seeds[0], seeds[1], error)
+    difference = {
+        "mean": mean, "low": low, "high": high, "over_seeds": {"low": seeds[0], "high": seeds[1]},
+    }  # fmt: skip
     span = f"{mean:.2%} [{low:.2%}, {high:.2%}]"
     over = f"over the default on {where}, {len(shares)} seeds"
+    needed = None
+    verdict = "no_difference"
     if len(shares) >= FEWEST_SEEDS and low > RESOLUTION:
-        text = f"Use the tuned policy: it gains {span} {over}."
-        return {"verdict": "better", "text": text, "seeds_needed": None}
-    if len(shares) >= FEWEST_SEEDS and high < -RESOLUTION:
-        text = f"Keep the default: the tuned policy gains {span} {over}."
-        return {"verdict": "worse", "text": text, "seeds_needed": None}
-    needed = seeds_needed(shares)
-    settle = (
-        "No number of seeds within reason would settle it."
-        if needed is None
-        else f"About {needed} seeds (tune.seeds) would settle it."
-    )
-    if all(share == 0.0 for share in shares):
-        settle = "They act alike on every seed."
-    text = f"No difference from the default at this noise: {span} {over}. {settle}"
-    return {"verdict": "no_difference", "text": text, "seeds_needed": needed}
+        verdict, text = "better", f"Use the tuned policy: it gains {span} {over}."
+    elif len(shares) >= FEWEST_SEEDS and high < -RESOLUTION:
+        verdict, text = "worse", f"Keep the default: the tuned policy gains {span} {over}."
+    elif len(shares) >= FEWEST_SEEDS and low >= -RESOLUTION and high <= RESOLUTION:
+        text = f"Equal within {RESOLUTION:.1%}: the tuned policy gains {span} {over}."
+    else:
+        needed = seeds_needed(shares, error)
+        settle = "No number of seeds within reason would settle it."
+        if needed is not None:
+            settle = f"About {needed} seeds (tune.seeds) have an 80 % chance to settle it."
+        elif error is not None and seeds_needed(shares) is not None:
+            settle = "More seeds would not settle it: the simulator's own error stays."
+        text = f"No difference from the default at this noise: {span} {over}. {settle}"
+    return {"verdict": verdict, "text": text, "seeds_needed": needed, "difference": difference}
+
+
+def unsaid(why: str) -> dict[str, Any]:
+    """No recommendation, and why."""
+    return {
+        "verdict": "no_difference",
+        "text": f"Not said: {why}.",
+        "seeds_needed": None,
+        "difference": None,
+    }
+
+
+def widen(
+    center: float, low: float, high: float, error: tuple[float, float] | None
+) -> tuple[float, float]:
+    """An interval over seeds with the simulator's own error in it, in quadrature.
+
+    Args:
+        center: The mean.
+        low: Lower end of the 95 % interval over seeds.
+        high: Its upper end.
+        error: Bias and sd, in the unit of the mean; None leaves the interval as it is.
+    """
+    if error is None:
+        return low, high
+    own = _own(error)
+    return center - math.hypot(center - low, own), center + math.hypot(high - center, own)
+
+
+def _own(error: tuple[float, float] | None) -> float:
+    """Half of the 95 % interval of the simulator's own error."""
+    return 0.0 if error is None else math.hypot(error[0], NORMAL_95 * error[1])
 
 
 def t_interval(shares: Sequence[float]) -> tuple[float, float, float]:
@@ -131,24 +174,31 @@ def t_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def seeds_needed(shares: Sequence[float]) -> int | None:
-    """Seeds at which the interval would lie on one side of ``RESOLUTION``, were all else the same.
+def seeds_needed(shares: Sequence[float], error: tuple[float, float] | None = None) -> int | None:
+    """Seeds that settle it with a chance of 80 %, were mean and deviation what they seem.
+
+    Settled: the interval lies beyond ``RESOLUTION``, or within it on both sides, whichever the
+    mean is. Within it either end may miss, each with half of the chance.
 
     Returns:
-        The number, at least ``FEWEST_SEEDS``; ``None``: beyond ``MOST_SEEDS_NEEDED``.
+        The number, more than there are and at least ``FEWEST_SEEDS``; ``None``: beyond
+        ``MOST_SEEDS_NEEDED``.
     """
     from scipy.stats import t
 
     mean, deviation = _moments(shares)
     gap = abs(abs(mean) - RESOLUTION)
-    low, high = FEWEST_SEEDS, MOST_SEEDS_NEEDED
+    miss = (1 - POWER) / (1 if abs(mean) > RESOLUTION else 2)
+    low, high = max(FEWEST_SEEDS, len(shares) + 1), MOST_SEEDS_NEEDED
 
     def enough(n: int) -> bool:
-        return float(t.ppf(1 - ERROR_RATE / 2, n - 1)) * deviation / math.sqrt(n) < gap
+        scale = deviation / math.sqrt(n)
+        half = math.hypot(float(t.ppf(1 - ERROR_RATE / 2, n - 1)) * scale, _own(error))
+        return half + float(t.ppf(1 - miss, n - 1)) * scale < gap
 
     if not enough(high):
         return None
-    while low < high:  # the half width falls with n
+    while low < high:  # what is needed falls with n
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low
