@@ -192,3 +192,44 @@ def test_probes_below_one_leaf_alone_leave_latency_assumed(tmp_path: Path) -> No
     ]  # fmt: skip
     p = fitted(tmp_path, rows).parameters["link_latency_ns"]
     assert p.assumed and "link_probes" in p.needs
+
+
+def with_pods(hop_ns: float) -> Rows:
+    """Two pods of two leaves and a spine each, joined by a core: three tiers."""
+    rows = with_probes(hop_ns, 9000.0)
+    pod = {f"leaf{leaf}": leaf // 2 for leaf in range(4)}
+
+    def kept(row: dict[str, Any]) -> bool:
+        ends = sorted((row["src_name"], row["dst_name"]))
+        return row["tier"] == 0 or int(ends[1][-1]) == pod[ends[0]]
+
+    links = [row for row in rows["topology_links"] if kept(row)]
+    for spine in range(2):
+        ends = ("0xcore", "core", f"0xspine{spine}", f"spine{spine}")
+        for a, a_name, b, b_name in (ends, ends[2:] + ends[:2]):
+            links.append(
+                {"src_guid": a, "src_name": a_name, "src_port": spine, "dst_guid": b,
+                 "dst_name": b_name, "dst_port": spine, "rate_gbps": 400.0, "tier": 2}
+            )  # fmt: skip
+    for row in rows["link_probes"]:
+        if int(row["src"][4:]) // 4 != int(row["dst"][4:]) // 4:
+            row["rtt_ns"] += round(4 * hop_ns)
+    return {**rows, "topology_links": links}
+
+
+def test_round_trips_over_a_core_are_no_measure_of_a_link(tmp_path: Path) -> None:
+    p = fitted(tmp_path, with_pods(620.0)).parameters["link_latency_ns"]
+    assert not p.assumed and p.n == 8 + 16  # pairs below one leaf, and of one pod
+    assert p.value == pytest.approx(620.0, abs=1.0)
+
+
+def test_a_host_on_two_leaves_tells_no_latency(tmp_path: Path) -> None:
+    rows = with_probes(620.0, 9000.0)
+    rails = [
+        {**row, "src_name": row["src_name"].replace("_0", "_1"),
+         "dst_guid": "0xrail", "dst_name": "rail"}
+        for row in rows["topology_links"]
+        if row["tier"] == 0 and row["src_name"].startswith("node")
+    ]  # fmt: skip
+    rows["topology_links"] += rails
+    assert fitted(tmp_path, rows).parameters["link_latency_ns"].assumed

@@ -22,13 +22,13 @@ def fit_latency(inputs: Inputs, links: pl.DataFrame) -> Parameter:
     The shortest round trip of each pair counts, which met no queue; what hosts add is in both and
     cancels.
     """
-    near, far = _round_trips(inputs, _leaves(links))
+    near, far = _round_trips(inputs, _leaves(links), _above(links))
     if len(near) < FEWEST or len(far) < FEWEST or np.median(far) <= np.median(near):
         return Parameter(
             name="link_latency_ns", value=ASSUMED_NS, unit="ns", assumed=True,
             why="a switch's data sheet value and 10 m of fibre",
-            needs=f"link_probes between {FEWEST} pairs of hosts under one leaf and under two, and"
-            " the topology",
+            needs=f"link_probes between {FEWEST} pairs of hosts under one leaf and under two of"
+            " one spine, each host on one leaf, and the topology",
         )  # fmt: skip
     random = np.random.default_rng(20240917)
     draws = [
@@ -45,22 +45,44 @@ def fit_latency(inputs: Inputs, links: pl.DataFrame) -> Parameter:
 
 
 def _leaves(links: pl.DataFrame) -> dict[str, str]:
-    """Leaf of each word that names a host in the description of a port towards a leaf."""
-    found: dict[str, str] = {}
+    """Leaf of each word that names a host in the description of a port towards a leaf.
+
+    Not of a word that stands at several leaves: nobody knows by which a probe of that host went.
+    """
+    found: dict[str, set[str]] = {}
     for row in links.filter(pl.col("tier") == 0).iter_rows(named=True):
         for word in (row["src_name"] or "").lower().split():
-            found[word] = row["dst_guid"] or row["dst_name"] or ""
+            found.setdefault(word, set()).add(row["dst_guid"] or row["dst_name"] or "")
+    return {word: next(iter(leaves)) for word, leaves in found.items() if len(leaves) == 1}
+
+
+def _above(links: pl.DataFrame) -> dict[str, set[str]]:
+    """Switches that a switch has a link to."""
+    found: dict[str, set[str]] = {}
+    for row in links.filter(pl.col("tier") >= 1).iter_rows(named=True):
+        a, b = (row[f"{end}_guid"] or row[f"{end}_name"] or "" for end in ("src", "dst"))
+        found.setdefault(a, set()).add(b)
+        found.setdefault(b, set()).add(a)
     return found
 
 
-def _round_trips(inputs: Inputs, leaves: dict[str, str]) -> tuple[Floats, Floats]:
-    """Shortest round trip of each pair, ns: of those below one leaf, and of the others."""
+def _round_trips(
+    inputs: Inputs, leaves: dict[str, str], above: dict[str, set[str]]
+) -> tuple[Floats, Floats]:
+    """Shortest round trip of each pair, ns: of those below one leaf, and of those one spine apart.
+
+    Pairs that no switch joins in one step, in two pods of a fabric of three tiers, are neither.
+    """
     rows = inputs.read("link_probes", ["ts", "src", "dst", "rtt_ns", "lost"])
     rows = rows.filter(pl.col("rtt_ns") > 0, ~pl.col("lost").fill_null(False))
     near: list[float] = []
     far: list[float] = []
     for src, dst, rtt in rows.group_by("src", "dst").agg(pl.col("rtt_ns").min()).iter_rows():
-        ends = leaves.get((src or "").lower()), leaves.get((dst or "").lower())
-        if None not in ends and src != dst:
-            (near if ends[0] == ends[1] else far).append(float(rtt))
+        a, b = leaves.get((src or "").lower()), leaves.get((dst or "").lower())
+        if a is None or b is None or src == dst:
+            continue
+        if a == b:
+            near.append(float(rtt))
+        elif above.get(a, set()) & above.get(b, set()):
+            far.append(float(rtt))
     return np.array(near), np.array(far)
