@@ -330,7 +330,7 @@ def some_faults(draw: st.DrawFn, fabric: Fabric) -> list[Fault]:
                 at_ns=at,
                 port=draw(st.integers(0, fabric.ports - 1)),
                 share=draw(st.sampled_from([0.0, 0.0, 0.3])),
-                until_ns=at + draw(st.integers(1, 60_000)),
+                until_ns=at + draw(st.integers(1_000, 60_000)),
             )
         )
     return found

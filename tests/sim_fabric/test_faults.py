@@ -67,9 +67,18 @@ def test_the_worst_of_overlapping_faults_counts() -> None:
     assert changes.tolist() == [[1, 1, 200], [3, 1, 0], [4, 0, 100], [6, 1, 200], [9, 1, 400]]
 
 
-def test_two_changes_of_one_step_keep_their_order() -> None:
-    changes = rate_changes([Fault(at_ns=100, port=0, until_ns=200)], np.array([1000]), 1000)
-    assert changes.tolist() == [[1, 0, 0], [1, 0, 1000]]
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(at_ns=100, port=0, until_ns=200)],
+        [Fault(at_ns=900, port=0, until_ns=1_100)],
+        flaps(0, 0, down_ns=2_000, up_ns=999, times=2),
+    ],
+)
+def test_what_no_step_would_show_is_refused(faults: list[Fault]) -> None:
+    with pytest.raises(UsageError, match="less than a step of 1000 ns"):
+        rate_changes(faults, np.array([1000]), 1000)
+    assert len(rate_changes(faults, np.array([1000]), 100)) == 2 * len(faults)
 
 
 def by_two_ways(mode: str) -> PhaseResult:

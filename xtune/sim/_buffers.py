@@ -243,7 +243,8 @@ def pause_above(cfg, ex, q):  # type: ignore[no-untyped-def]
     if ex.cfg[x.POOLED] == 0:
         return cfg[k.XOFF]
     switch = ex.far[q % cfg[k.PORTS]]
-    return np.int64(ex.real[x.SHARE] * (ex.pool[switch] - ex.used[switch]))
+    # Headroom may lie beyond the pool. Who has nothing there is not paused: nothing would end it.
+    return max(0, np.int64(ex.real[x.SHARE] * (ex.pool[switch] - ex.used[switch])))
 
 
 @numba.njit

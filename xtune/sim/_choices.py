@@ -231,20 +231,43 @@ def _up_link(cfg, ends, flow_u, route, f, path, tier):  # type: ignore[no-untype
 
 
 @numba.njit
-def _more_load(cfg, ends, flow_u, links, route, f, one, other):  # type: ignore[no-untyped-def]
+def _load(cfg, links, down, link):  # type: ignore[no-untyped-def]
+    """What a switch's port up holds; one that is down is the last to be taken."""
+    if link < 0:
+        return 0.0
+    if len(down) > 1 and down[cfg[HOSTS] + link % (cfg[PORTS] - 2 * cfg[HOSTS])] == 1:
+        return np.inf
+    return links[link, PLACED if cfg[BY_FLOWS] == 1 else LEVEL]
+
+
+@numba.njit
+def _cut_off(cfg, ends, flow_u, links, route, down, f, path):  # type: ignore[no-untyped-def]
+    """Whether a port up on a path is down."""
+    for tier in range(max(1, route.shape[1] // 2)):
+        there = _up_link(cfg, ends, flow_u, route, f, path, tier)
+        if _load(cfg, links, down, there) == np.inf:
+            return True
+    return False
+
+
+@numba.njit
+def _more_load(  # type: ignore[no-untyped-def]
+    cfg, ends, flow_u, links, route, down, f, one, other
+):
     """By how much a path is more loaded where the ways up of two paths part; 0 if alike."""
-    column = PLACED if cfg[BY_FLOWS] == 1 else LEVEL
     for tier in range(max(1, route.shape[1] // 2)):  # the other half of the stages leads down
         a = _up_link(cfg, ends, flow_u, route, f, one, tier)
         b = _up_link(cfg, ends, flow_u, route, f, other, tier)
-        more = (links[a, column] if a >= 0 else 0.0) - (links[b, column] if b >= 0 else 0.0)
-        if more != 0.0:
-            return more
+        load, less = _load(cfg, links, down, a), _load(cfg, links, down, b)
+        if load != less:
+            return load - less
     return 0.0
 
 
 @numba.njit
-def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no-untyped-def]
+def _switch(  # type: ignore[no-untyped-def]
+    cfg, rng, ends, flow_u, flow_i, links, route, down, f
+):
     """The path that switches give a new flow, or one after a gap: by their least loaded uplinks.
 
     A switch knows its own ports, by bytes or by the flows it gave them so far, and nothing of
@@ -252,34 +275,39 @@ def _switch(cfg, rng, ends, flow_u, flow_i, links, route, f):  # type: ignore[no
     they are, so that those held up together do not all move; the others move only to a port with
     less. So does the switch of ``bench/reference`` (csg-htsim, ``fat_tree_switch.cpp``). Above
     the leaf the next switch up chooses likewise, by its ports as they are at the same moment.
+    A switch takes none of its ports that are down while it has another, and gives a flow that is
+    on one a new one at once.
     """
     now, path = cfg[STEP] * cfg[DT], np.int64(flow_u[f, PATH])
     # What was sent last filled its step, at most.
     begun, gap = flow_i[f, UNITS] > 0, now - flow_i[f, ASKED] - cfg[DT]
     flow_i[f, ASKED] = now
-    if begun and (gap < cfg[GAP] or draw(rng, 2) == 0):
+    cut = begun and len(down) > 1 and _cut_off(cfg, ends, flow_u, links, route, down, f, path)
+    if begun and not cut and (gap < cfg[GAP] or draw(rng, 2) == 0):
         return path
     flow_i[f, UNITS] += 1
     alike, best = 1, np.int64(0)
     for j in range(1, np.int64(flow_u[f, CHOICES])):
-        more = _more_load(cfg, ends, flow_u, links, route, f, j, best)
+        more = _more_load(cfg, ends, flow_u, links, route, down, f, j, best)
         if more < 0.0:
             alike, best = 1, np.int64(j)
         elif more == 0.0:
             alike += 1
             if draw(rng, alike) == 0:
                 best = np.int64(j)
+    if cut and _cut_off(cfg, ends, flow_u, links, route, down, f, best):
+        return path  # none of its ways is whole
     for tier in range(max(1, route.shape[1] // 2)):
         there = _up_link(cfg, ends, flow_u, route, f, best, tier)
         if there >= 0:
             links[there, PLACED] += 1
-    stays = begun and _more_load(cfg, ends, flow_u, links, route, f, path, best) <= 0.0
+    stays = begun and _more_load(cfg, ends, flow_u, links, route, down, f, path, best) <= 0.0
     return path if stays else best
 
 
 @numba.njit
 def start_unit(  # type: ignore[no-untyped-def]
-    cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, route, f
+    cfg, real, rng, ends, flow_u, flow_i, links, segments, paths, pairs, budgets, route, down, f
 ):
     """The path of a flow's next unit, decided as it is enqueued."""
     flow_i[f, UNIT_LEFT] = cfg[UNIT]
@@ -300,7 +328,7 @@ def start_unit(  # type: ignore[no-untyped-def]
     elif mode == FLOWLET:
         new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f))
     elif mode == SWITCH:
-        new = _switch(cfg, rng, ends, flow_u, flow_i, links, route, f)
+        new = _switch(cfg, rng, ends, flow_u, flow_i, links, route, down, f)
     else:
         new = _emptier(cfg, rng, ends, flow_u, links, route, f)
     if new == old:

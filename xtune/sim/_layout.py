@@ -42,8 +42,9 @@ FLOW_U = 8
     ASKED, TURN,
 ) = range(14)  # fmt: skip
 FLOW_I = 16
-# flow_f: float64 columns.
-DONE_AT, RELEASED_AT, EXTRA, FLOW_F = range(4)
+# flow_f: float64 columns. LATE: by how much a flow's last bytes were behind their clock when they
+# left the stage of ports before the deliveries; the columns after it: the stages before that one.
+DONE_AT, RELEASED_AT, EXTRA, LATE = range(4)
 # pairs: int64 columns of a flow's (primary, alternative) pair. USED: the place of the alternative
 # in use among the flow's paths, -1 on the primary. The move budget is in an array of its own.
 USED, MOVED_AT, REFILLED_AT, PAIR_SIZE = range(4)

@@ -19,6 +19,15 @@ def next_port(route, row, stage, delivery):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
+def links_left(route, row, stage):  # type: ignore[no-untyped-def]
+    """Links after the one of ``stage`` on a path, the receiver's among them."""
+    left = 1
+    for column in range(stage, route.shape[1]):
+        left += route[row, column] != NIL
+    return left
+
+
+@numba.njit
 def previous_port(route, row, stage, nic):  # type: ignore[no-untyped-def]
     """The port before ``stage`` on a path; the first one is ``nic``."""
     for column in range(stage - 2, -1, -1):

@@ -91,7 +91,7 @@ class State:
         self.paused = np.zeros(queues, dtype=np.uint8)
         self.pauses = np.zeros(queues, dtype=np.int64)
         self.stopped = np.zeros(queues, dtype=np.int64)
-        self.ended = np.zeros(fabric.hosts)  # when a receiver's link was last in use, ns
+        self.ended = np.zeros(fabric.ports)  # when a port was last in use; of those that keep it
         self.nodes = np.empty(_FIRST_NODES * k.NODE_SIZE, dtype=np.uint32)
         # numpy draws the paths, the kernel the packets: two streams of one seed.
         paths, packets = np.random.SeedSequence(seed).spawn(2)
@@ -133,7 +133,9 @@ class State:
         i = np.zeros((n, k.FLOW_I), dtype=np.int64)
         i[:, k.SIZE] = i[:, k.TO_SEND] = flows.size
         i[:, k.START], i[:, k.RELEASE] = flows.start_ns, flows.release_ns
-        f = np.full((n, k.FLOW_F), np.nan)
+        half = (len(self.first) - 3) // 2  # of the stages between switches: those that lead down
+        f = np.full((n, k.LATE + max(1, half)), np.nan)
+        f[:, k.LATE :] = 0.0
         # A fragment makes a hop a step; what the real path takes in addition, or less.
         for links in np.unique(routes.links):
             on = routes.links == links
@@ -180,6 +182,8 @@ class State:
         self.start_step = -(-flows.start_ns[free] // self.dt_ns)
         # The wheel must hold the longest way ahead that a completion can release a flow.
         ahead = float(np.nanmax(self.flow_f[:, k.EXTRA])) + float(flows.release_ns.max())
+        if len(self.route):  # what is behind its clock, see the kernel
+            ahead += self.dt_ns * float(np.ptp(self.links_on_path))
         waiting = self.flow_u[:, k.BEFORE] > 0
         if waiting.any():
             ahead = max(ahead, float(flows.start_ns[waiting].max()))

@@ -5,6 +5,7 @@ All of it is off unless it is given to ``run_phase``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -182,6 +183,24 @@ def flaps(port: int, at_ns: int, *, down_ns: int, up_ns: int, times: int) -> tup
     return tuple(Fault(at_ns=at, port=port, until_ns=at + down_ns) for at in starts)
 
 
+def _check_lengths(faults: Sequence[Fault], dt_ns: int) -> None:
+    """Refuse faults of one port, and times between them, that are shorter than a step."""
+    spans, well_at = [], None
+    for fault in sorted(faults, key=lambda fault: fault.at_ns):
+        if well_at is not None and fault.at_ns > well_at:
+            spans.append((well_at, fault.at_ns))
+        end = math.inf if fault.until_ns is None else fault.until_ns
+        spans.append((fault.at_ns, end))
+        well_at = end if well_at is None else max(well_at, end)
+    for at, until in spans:
+        if until - at < dt_ns:
+            raise UsageError(
+                f"port {faults[0].port} changes at {at:.0f} and {until:.0f} ns, "
+                f"less than a step of {dt_ns} ns apart",
+                "take a smaller dt_ns, or longer faults and times between them",
+            )
+
+
 def rate_changes(
     faults: Sequence[Fault], rate: NDArray[np.int64], dt_ns: int
 ) -> NDArray[np.int64]:
@@ -196,13 +215,14 @@ def rate_changes(
         int64, shape (changes, 3): step, port, new rate; in order of steps.
 
     Raises:
-        UsageError: no such port.
+        UsageError: no such port, or what lasts less than a step, which no step would show.
     """
     found = []
     for port in sorted({fault.port for fault in faults}):
         if not 0 <= port < len(rate):
             raise UsageError(f"no port {port} can fail", f"ports are 0..{len(rate) - 1}")
         here = [fault for fault in faults if fault.port == port]
+        _check_lengths(here, dt_ns)
         times = {f.at_ns for f in here} | {f.until_ns for f in here if f.until_ns is not None}
         for time in times:
             left = [f.share for f in here if f.at_ns <= time and time < (f.until_ns or time + 1)]

@@ -52,6 +52,7 @@ from xtune.sim._layout import (
     KIND,
     LANES,
     LAST,
+    LATE,
     LEAVES,
     LEFT,
     LIMIT,
@@ -96,7 +97,7 @@ from xtune.sim._layout import (
     XON,
 )
 from xtune.sim._rate import allowance
-from xtune.sim._routes import next_port, previous_port
+from xtune.sim._routes import links_left, next_port, previous_port
 
 
 @numba.njit
@@ -104,6 +105,19 @@ def _activate(cfg, ends, flow_u, flow_f, active, counts, f):  # type: ignore[no-
     """Let a released flow send."""
     join_round(cfg, ends, flow_u, active, counts, f)
     flow_f[f, RELEASED_AT] = cfg[STEP] * cfg[DT]
+
+
+@numba.njit
+def _through(flow_f, ended, port, f, tier, at_ns, line_ns):  # type: ignore[no-untyped-def]
+    """Bytes leave a port on the way down, where flows of fewer and of more links meet.
+
+    As at a receiver the link has one time; what a flow's clock is behind it, the flow keeps.
+    ``at_ns``: when by its clock it would be complete with these bytes; ``line_ns``: their time.
+    """
+    late = flow_f[f, LATE + tier]
+    end = max(at_ns + late, ended[port] + line_ns)
+    ended[port] = end
+    flow_f[f, LATE + tier - 1] = end - at_ns
 
 
 @numba.njit
@@ -270,10 +284,11 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 live -= 1
                                 # Flows of two and of four hops keep steps that lie differently
                                 # in time. The link has one time: bytes after bytes.
-                                receiver = port - out_0
                                 at_ns = (step + clock) * dt + flow_f[f, EXTRA]
-                                at_ns = max(at_ns, ended[receiver] + size * pace * dt)
-                                ended[receiver] = at_ns
+                                if by_table:
+                                    at_ns += flow_f[f, LATE]
+                                at_ns = max(at_ns, ended[port] + size * pace * dt)
+                                ended[port] = at_ns
                                 if extras:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     size = receive(
@@ -294,6 +309,12 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 if by_table:
                                     out = first_out + ends[f, DST]
                                     to = base + next_port(route, row, stage, out)
+                                    if tier < stages // 2:
+                                        at_ns = step + clock + links_left(route, row, stage)
+                                        at_ns = at_ns * dt + flow_f[f, EXTRA]
+                                        _through(
+                                            flow_f, ended, port, f, tier, at_ns, size * pace * dt
+                                        )
                                 elif tier == 1:
                                     to = base + out_0 + ends[f, DST]
                                 else:
@@ -368,7 +389,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                         if flow_i[f, UNIT_LEFT] == 0 or mode == SWITCH:
                             start_unit(
                                 cfg, real, rng, ends, flow_u, flow_i, links, segments, paths,
-                                pairs, budgets, route, f,
+                                pairs, budgets, route, ex.down, f,
                             )  # fmt: skip
                         # A turn cut short by the end of a step goes on in the next one.
                         turn = flow_i[f, TURN]
