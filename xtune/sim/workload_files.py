@@ -41,6 +41,8 @@ AICB_KINDS = (
     "all_reduce", "isend", "irecv", "broadcast", "all_gather", "reduce_scatter", "barrier",
     "reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "computation", "all_to_all",
 )  # fmt: skip
+MOST_BYTES = 1 << 40  # of one transfer: more than a card's memory
+MOST_NS = 10**12  # of one pass of a layer: a quarter of an hour
 MOST_DIGITS = 18  # sums of them fit in a double, and Python's own limit is far
 
 
@@ -120,8 +122,11 @@ def _simai(path: Path, lines: list[str]) -> Work:
         for part, (compute, kind, size) in enumerate(
             zip(cells[2:11:3], cells[3:11:3], cells[4:11:3], strict=True)
         ):
-            compute_ns += _integer(path, number, compute)
-            amount = _integer(path, number, size)
+            pass_ns = _integer(path, number, compute)
+            if pass_ns > MOST_NS:
+                raise InputError(f"{path}:{number}: computes {pass_ns} ns", f"at most {MOST_NS}")
+            compute_ns += pass_ns
+            amount = _bytes(path, number, size)
             if kind != "NONE" and amount and cells[0] not in MISSIZED_ROWS:
                 found.append((*_kind(path, number, cells[0], kind, part), amount))
     return Work(
@@ -141,7 +146,8 @@ def _header(path: Path, line: str) -> dict[str, int]:
         if name not in HEADER_SIZES:
             continue
         # AICB divides the pipeline's bytes in floating point.
-        size = _integer(path, 1, text.removesuffix(".0"))
+        read = _bytes if name == "pp_comm" else _integer
+        size = read(path, 1, text.removesuffix(".0"))
         if not size and name != "pp_comm":
             raise InputError(f"{path}:1: {name} is 0", "1 or more")
         if size:
@@ -185,7 +191,7 @@ def _aicb(path: Path, lines: list[str]) -> Work:
             raise InputError(f"{path}:{number}: unknown collective {kind!r}")
         if group not in ("tp", "dp", "ep", "pp", "dp_ep", "ep_dp"):
             raise InputError(f"{path}:{number}: unknown group {group!r}")
-        size = _integer(path, number, row.get("msg_size") or "")
+        size = _bytes(path, number, row.get("msg_size") or "")
         if group in ("tp", "ep", "pp"):
             sizes[group] = _integer(path, number, row.get("comm_group_size") or "")
         blocks += "forward.MegatronRowLinear" in (row.get("stage") or "")
@@ -203,6 +209,18 @@ def _summed(found: Iterable[tuple[str, str, int]]) -> dict[tuple[str, str], Tran
         old = sums.get((kind, group), Transfers())
         sums[kind, group] = Transfers(count=old.count + 1, total_bytes=old.total_bytes + size)
     return sums
+
+
+def _bytes(path: Path, number: int, text: str) -> int:
+    """The size of a transfer.
+
+    Raises:
+        InputError: It is none, or more than a card can hold.
+    """
+    size = _integer(path, number, text)
+    if size > MOST_BYTES:
+        raise InputError(f"{path}:{number}: a transfer of {size} bytes", f"at most {MOST_BYTES}")
+    return size
 
 
 def _integer(path: Path, number: int, text: str) -> int:
