@@ -42,6 +42,9 @@ at_most = 50
 """
 
 
+CONSTRAINED = '[[constraints]]\nmetric = "control_changes"\nat_most = 9\n[[start]]'
+
+
 def written(folder: Path, text: str) -> Path:
     path = folder / "a.toml"
     path.write_text(text)
@@ -101,6 +104,7 @@ def test_a_policy_file_may_be_the_base_and_is_kept(tmp_path: Path) -> None:
     assert select("mine", lake).own.base == base
 
 
+@pytest.mark.filterwarnings("error")  # Optuna's words are none of ours
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -147,6 +151,22 @@ def test_a_policy_file_may_be_the_base_and_is_kept(tmp_path: Path) -> None:
         ('= "spray"', '= "static"', "start: routing.mode = 'static' is outside its range"),
         ('"routing.mode" = "spray"', '"safety.gate" = 0.0', "start: safety.gate is not searched"),
         ("[space]", "[grid]", "is not a list"),
+        ("low = 1.1", "low = nan", "bus.enter_slowdown[0]: low: nan is not a finite number"),
+        ("step = 0.1", "step = inf", "bus.enter_slowdown[0]: step: inf is not a finite number"),
+        ("log = true", 'log = "yes"', "period.iterations: log: 'yes' is neither true nor false"),
+        ('metric = "jitter_s"', "metric = 3", "objectives: metric: 3 is not text"),
+        ('metric = "control_changes"', "metric = 3", "constraints: metric: 3 is not text"),
+        ("at_most = 50", "at_most = nan", "constraints: at_most: nan is not a finite number"),
+        ("[[start]]", CONSTRAINED, "constraints: a metric is there twice"),
+        ('["flowlet", "spray"]', "[]", "routing.mode: choices: [] is not a list of values"),
+        ('["flowlet", "spray"]', "{choices = []}", "routing.mode: choices: [] is not a list"),
+        ('["flowlet", "spray"]', '{choices = "spray"}', "choices: 'spray' is not a list"),
+        ('"flowlet", "spray"', '"spray", "spray"', "routing.mode: a choice is there twice"),
+        ('"flowlet", "spray"', '["spray"]', "routing.mode: ['spray'] is not a str"),
+        ("high = 1000, log = true", "choices = [5, 10]", "choices and a range exclude each"),
+        ("low = 5, high = 1000, log = true", "choices = [5, [3]]", "[3] is not a whole number"),
+        ("trials = 6", f"trials = {10**23}", "is above 100000"),
+        ("batch = 3", f"batch = {10**9}", "batch: 1000000000 is above 100000"),
         (WHOLE, "name = ", "no TOML"),
     ],
 )
@@ -160,6 +180,20 @@ def test_what_is_wrong_is_one_line_that_names_it(
     assert says in text
     assert text.startswith(str(tmp_path / "a.toml"))
     assert "\n" not in text
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_cmaes_needs_a_population(tmp_path: Path, batch: int) -> None:
+    text = f'name = "mine"\nbase = "joint"\nsampler = "cmaes"\nbatch = {batch}\ntrials = 4\n'
+    text += 'baselines = []\nablations = []\n[space]\n"bus.smoothing" = {}\n'
+    path = written(tmp_path, text + '"period.iterations" = {}\n')
+    if batch == 4:
+        document = search(lake_in(tmp_path), study=load_study(path).study)
+        assert document["counts"]["complete"] >= 4
+        return
+    with pytest.raises(StudyError, match=f"batch: {batch} is below 4"):
+        load_study(path)
 
 
 def test_a_start_that_leans_on_a_base_outside_the_range_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ METRICS = (
     "mean_comm_s", "exposed_share", "perplexity_penalty", "ratio_vs_bf16", "ratio_vs_fp32",
     "jitter_s", "retreats", "control_changes", "regulations",
 )  # fmt: skip
+MOST = 100_000  # trials, points of a batch, finalists
+POPULATION = 4  # of two parents: of one, cmaes divides by 0
 _ENTRY = re.compile(r"(.+)\[(\d+)\]")
 
 
@@ -124,6 +127,9 @@ def distribution(field: str, dimension: Dimension) -> BaseDistribution:
 def _check_range(
     field: str, dimension: Dimension, known: Parameter, low: float, high: float
 ) -> None:
+    for name, end in (("low", low), ("high", high), ("step", dimension.step or 1)):
+        if not math.isfinite(end):
+            raise StudyError(f"{field}: {name} {end} is not a finite number")
     if known.low is not None and low < known.low:
         raise StudyError(f"{field}: low {low:g} is below the policy's {known.low:g}")
     if known.high is not None and high > known.high:
@@ -188,6 +194,8 @@ def check(study: Study) -> None:
         count = getattr(study, name)
         if count is not None and count < 1:
             raise StudyError(f"{name}: {count} is below 1")
+        if count is not None and count > MOST:
+            raise StudyError(f"{name}: {count} is above {MOST}")
     _check_metrics(study)
     _check_presets(study)
     for field, values in study.grid.items():
@@ -230,6 +238,12 @@ def _check_metrics(study: Study) -> None:
             raise StudyError(f"metric {metric!r} is not known", near(metric, METRICS))
     if len(set(metrics)) < len(metrics):
         raise StudyError("objectives: a metric is there twice")
+    limits = [c.metric for c in study.constraints]
+    if len(set(limits)) < len(limits):
+        raise StudyError("constraints: a metric is there twice")
+    for constraint in study.constraints:
+        if not math.isfinite(constraint.at_most):
+            raise StudyError(f"constraints: at_most: {constraint.at_most} is not a finite number")
     for objective in study.objectives:
         if objective.direction not in DIRECTIONS:
             raise StudyError(
@@ -249,21 +263,32 @@ def _check_presets(study: Study) -> None:
 def _check_space(study: Study) -> None:
     from optuna.distributions import CategoricalDistribution
 
+    for field, dimension in study.space.items():
+        _check_choices(field, dimension)
     ranges = distributions(study)
     categorical = [f for f, d in ranges.items() if isinstance(d, CategoricalDistribution)]
     if study.sampler == "cmaes" and categorical:
         raise StudyError(f"{categorical[0]}: cmaes takes ranges of numbers, not choices")
     if study.sampler == "cmaes" and len(study.objectives) > 1:
         raise StudyError("cmaes takes one objective", "tpe and gp take several")
-    for field, dimension in study.space.items():
-        for value in dimension.choices:
-            _check_value(field, value)
+    if study.sampler == "cmaes" and study.batch < POPULATION:
+        raise StudyError(f"batch: {study.batch} is below {POPULATION}, which cmaes needs")
     for point in study.start:
         for field, value in point.items():
             if field not in ranges:
                 raise StudyError(f"start: {field} is not searched", near(field, ranges))
             if not _contains(ranges[field], value):
                 raise StudyError(f"start: {field} = {value!r} is outside its range")
+
+
+def _check_choices(field: str, dimension: Dimension) -> None:
+    for value in dimension.choices:
+        _check_value(field, value)
+    if len(set(dimension.choices)) < len(dimension.choices):
+        raise StudyError(f"{field}: a choice is there twice")
+    ends = (dimension.low, dimension.high, dimension.step)
+    if dimension.choices and (dimension.log or any(end is not None for end in ends)):
+        raise StudyError(f"{field}: choices and a range exclude each other")
 
 
 def _contains(allowed: BaseDistribution, value: Value) -> bool:

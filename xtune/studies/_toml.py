@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -140,6 +141,7 @@ def _values(name: str, value: object) -> tuple[Any, ...]:
 def _dimension(name: str, value: object) -> Dimension:
     """A list is the choices, a table a range."""
     if isinstance(value, list):
+        _kinds(f"space: {name}", {"choices": value})
         return Dimension(choices=tuple(value))
     return _record(f"space: {name}", value, Dimension)
 
@@ -154,14 +156,26 @@ def _record(place: str, value: Any, kind: type[_Record]) -> _Record:
     for key in value:
         if key not in known:
             raise StudyError(f"{place}: {key}: no such key", near(key, known))
-    for key in ("low", "high", "step", "at_most"):
-        if key in value and (
-            not isinstance(value[key], int | float) or isinstance(value[key], bool)
-        ):
-            raise StudyError(f"{place}: {key}: {value[key]!r} is not a number")
+    _kinds(place, value)
     content: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
     try:
         return kind(**content)
     except TypeError as error:
         missing = [k for k in ("metric", "at_most") if k in known and k not in value]
         raise StudyError(f"{place}: {', '.join(missing)}: is missing") from error
+
+
+def _kinds(place: str, value: Mapping[str, Any]) -> None:
+    """Refuse entries of a record that are of another kind than it has."""
+    for key, entry in value.items():
+        if key in ("low", "high", "step", "at_most"):
+            if not isinstance(entry, int | float) or isinstance(entry, bool):
+                raise StudyError(f"{place}: {key}: {entry!r} is not a number")
+            if not math.isfinite(entry):
+                raise StudyError(f"{place}: {key}: {entry!r} is not a finite number")
+        elif key in ("metric", "direction") and not isinstance(entry, str):
+            raise StudyError(f"{place}: {key}: {entry!r} is not text")
+        elif key == "log" and not isinstance(entry, bool):
+            raise StudyError(f"{place}: log: {entry!r} is neither true nor false")
+        elif key == "choices" and not (isinstance(entry, list) and entry):
+            raise StudyError(f"{place}: choices: {entry!r} is not a list of values")
