@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from xtune.studies import Progress
 
 LINE_EVERY_S = 30.0
+FIGURES = ("mean", "low", "high")
+ROUNDING = 1e-6  # of a share: sums of bytes as floats leave as much
 
 
 def run(
@@ -131,9 +133,9 @@ def _calibration(lake: Lake) -> Calibration:
 
 def show_result(document: dict[str, Any]) -> None:
     """The study's result as tables and a verdict."""
-    unit = document["objective"]["unit"]
-    name = document["objective"]["name"]
-    first = "time to target, s" if name == "time_to_target_s" else f"{name}, {unit}"
+    name, unit = document["objective"]["name"], _unit(document)
+    named = f"{name},{unit}" if unit else name
+    first = "time to target, s" if name == "time_to_target_s" else named
     columns = (first, "low", "high", "ratio vs bf16", "vs fp32", "changes")
 
     def cells(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -141,9 +143,7 @@ def show_result(document: dict[str, Any]) -> None:
             return (row.get("reason") or row["state"], None, None, None, None, None)
         metrics = row["metrics"]
         return (
-            row["mean"],
-            row["low"],
-            row["high"],
+            *(_rounded(row[key], unit) for key in FIGURES),
             share(metrics.get("ratio_vs_bf16")),
             share(metrics.get("ratio_vs_fp32")),
             metrics.get("control_changes"),
@@ -166,16 +166,33 @@ def show_result(document: dict[str, Any]) -> None:
         say(f"the founding document says ({claim['id']}): {claim['claim']}")
 
 
+def _unit(document: dict[str, Any]) -> str:
+    """The objective's unit after a blank; "" of a share."""
+    unit = document["objective"]["unit"]
+    return "" if unit == "1" else f" {unit}"
+
+
+def _rounded(value: float | None, unit: str) -> float | None:
+    """A share without what rounding leaves of 0."""
+    tiny = value is not None and not unit and abs(value) < ROUNDING
+    return 0.0 if tiny else value
+
+
 def _verdict(document: dict[str, Any], shown: list[dict[str, Any]]) -> None:
-    best, unit = document["best"], document["objective"]["unit"]
+    best, unit = document["best"], _unit(document)
     if best is None:
         say("no trial was completed")
         return
     chosen = ", ".join(f"{name} = {value}" for name, value in best["params"].items())
-    span = "" if best["low"] is None else f" [{best['low']:.4g}, {best['high']:.4g}]"
+    mean, low, high = (_rounded(best[key], unit) for key in FIGURES)
+    span = "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
     drawn = "fresh seeds" if best["fresh"] else "the seeds it was picked by"
-    say(f"best: trial {best['number']}: {chosen}; {best['mean']:.4g} {unit}{span} on {drawn}")
+    say(f"best: trial {best['number']}: {chosen}; {mean:.4g}{unit}{span} on {drawn}")
     others = [r for r in shown if r["state"] == "complete" and r["number"] != best["number"]]
+    own = next((r["mean"] for r in shown if r["number"] == best["number"]), None)
+    same = [str(r["number"]) for r in others if r["mean"] == own]
+    if same:
+        say(f"the same mean as it has: trials {', '.join(same)}; the first drawn is taken")
     alike = [str(r["number"]) for r in others if r["gain_of_best"]["told_apart"] is False]
     seeds = len(document["provenance"]["seeds"])
     if any(r["gain_of_best"]["told_apart"] is None for r in others):
