@@ -236,6 +236,27 @@ def test_pauses_by_a_shared_pool_lose_nothing_and_keep_within_it() -> None:
     np.testing.assert_allclose(result.phase_ns, 40 * (1 << 20) / 50, rtol=0.01)
 
 
+@pytest.mark.parametrize("alpha", [0.25, 1.0, 8.0])
+@pytest.mark.parametrize("dt_ns", [200, 1000])
+def test_a_phase_without_loss_always_ends(alpha: float, dt_ns: int) -> None:
+    # Headroom in use beyond the pool: a host that comes then, with nothing in the switch, has to
+    # be let in again.
+    fabric = LeafSpine.square(16)
+    late = build_flows([1, 2, 3, 5], [4, 5, 6, 1], 500_000, start_ns=30_000)
+    flows = join_flows(incast(fabric, 12, 2_000_000, dst=0), late)
+    for rates in (None, Dcqcn.for_link(400.0)):
+        result = run_phase(
+            fabric, flows, dt_ns=dt_ns, rate_control=rates, limit_ns=20_000_000,
+            shared_buffer=SharedBuffer(bytes_per_switch=1_000_000, alpha=alpha),
+            faults=[
+                Fault(at_ns=20_000, port=fabric.nic(host), until_ns=100_000)
+                for host in (1, 2, 3, 5)
+            ],
+        )  # fmt: skip
+        assert result.finished
+        assert result.dropped_bytes == 0
+
+
 def test_an_input_is_paused_at_its_share_of_the_pool() -> None:
     # One of two senders to a receiver below one leaf: its input holds alpha (B - used) at most,
     # and both hold the same: alpha B / (1 + 2 alpha), and what one step adds.
@@ -400,6 +421,7 @@ def every_byte_is_somewhere(fabric: Fabric, data: st.DataObject) -> None:
             break
     result = PhaseResult(**state.figures())
     if kind == "pfc":
+        assert result.finished
         assert result.dropped_bytes == 0
     if result.finished:
         np.testing.assert_array_equal(result.delivered_bytes, flows.size)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
 from xtune.sim._state import State
-from xtune.sim.bounds import load_bound_ns, payload_rate, way_ns
+from xtune.sim.bounds import load_bound_ns, way_ns
 from xtune.sim.fabric import Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import Flows, all_to_all, build_flows
 from xtune.sim.phase import PhaseResult, run_phase
@@ -125,23 +125,20 @@ def test_no_byte_is_lost_or_made_at_any_step(data: st.DataObject) -> None:
     assert state.paused.sum() == 0
 
 
-def port_bounds_hold(fabric: LeafSpine, flows: Flows, result: PhaseResult) -> None:
+def port_bounds_hold(fabric: Fabric, flows: Flows, result: PhaseResult) -> None:
     """No port beats its line: bytes released from any time on need their time and their way.
 
     For each port and each release time t, the flows on it released at t or later end no earlier
     than t, plus their bytes over the rate, plus the shortest way among them.
     """
     way = [fabric.path(*ends) for ends in zip(flows.src, flows.dst, flows.spine, strict=True)]
-    share = dict(fabric.slow_ports)
+    rates = fabric.payload_rates()
     for port in {port for ports in way for port in ports}:
         on = np.array([i for i, ports in enumerate(way) if port in ports])
-        rate = payload_rate(fabric) * share.get(port, 1.0)
-        if fabric.uplink_gbps and fabric.first_uplink <= port < fabric.first_delivery:
-            rate *= fabric.uplink_gbps / fabric.gbps
         for first in np.unique(result.released_ns[on]):
             late = on[result.released_ns[on] >= first]
             least = min(way_ns(fabric, flows.size[i], len(way[i])) for i in late)
-            bound = first + flows.size[late].sum() / rate + least
+            bound = first + flows.size[late].sum() / rates[port] + least
             assert result.completion_ns[late].max() >= bound * (1 - 1e-9)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from xtune.policies.spec import Routing
 from xtune.sim.bounds import flow_ns
-from xtune.sim.fabric import LeafSpine
+from xtune.sim.congestion import Fault, SharedBuffer
+from xtune.sim.fabric import Backpressure, LeafSpine
 from xtune.sim.flows import build_flows, permutation, shift
 from xtune.sim.phase import run_phase
 
@@ -79,6 +80,39 @@ def test_a_switch_chooses_for_other_jobs_too() -> None:
     other = build_flows(flows.src[half], flows.dst[half], SIZE).in_background(lane=0)
     result = run_phase(fabric, job, background=other, routing=FLOWS, seed=3)
     np.testing.assert_allclose(result.completion_ns[: len(job)], flow_ns(fabric, SIZE), rtol=1e-3)
+
+
+@pytest.mark.parametrize("load", ["queue", "flows"])
+@pytest.mark.parametrize("kind", ["pfc", "none"])
+def test_a_switch_takes_none_of_its_ports_that_are_down(kind: str, load: str) -> None:
+    fabric = LeafSpine.square(64)
+    flows = permutation(fabric, SIZE, seed=1)
+    buffer = SharedBuffer(bytes_per_switch=64_000_000, recovery="selective")
+    result = run_phase(
+        fabric, flows, routing=Routing(mode="switch_adaptive", switch_load=load), dt_ns=500,
+        pfc=Backpressure(kind=kind), faults=[Fault(at_ns=0, port=fabric.uplink(0, 3))],
+        shared_buffer=buffer if kind == "none" else None, limit_ns=5_000_000,
+    )  # fmt: skip
+    assert result.finished
+    assert result.port_dropped_bytes[fabric.uplink(0, 3)] == 0
+
+
+def test_a_flow_leaves_a_port_that_goes_down_at_once() -> None:
+    # Two steps' bytes are lost: what the port holds, and what its host has sent it before.
+    fabric = LeafSpine(4, 2, 2)
+    flows = build_flows([0], [2], SIZE)
+    moved = 0
+    for seed in range(8):
+        result = run_phase(
+            fabric, flows, routing=QUEUE, pfc=Backpressure(kind="none"), seed=seed,
+            shared_buffer=SharedBuffer(bytes_per_switch=64_000_000, recovery="selective"),
+            faults=[Fault(at_ns=20_000, port=fabric.uplink(0, 0))], limit_ns=1_000_000,
+        )  # fmt: skip
+        assert result.finished
+        assert result.dropped_bytes <= 2 * 50_000
+        moved += int(result.moves[0])
+        assert (result.moves[0] == 1) == (result.dropped_bytes > 0)
+    assert moved > 0
 
 
 def test_with_one_spine_the_switch_has_no_choice() -> None:

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.sim_fabric.test_conservation import accounts_balance, routings, traffic
+from tests.sim_fabric.test_conservation import (
+    accounts_balance,
+    port_bounds_hold,
+    routings,
+    traffic,
+)
 from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
 from xtune.sim._state import State
@@ -97,6 +102,34 @@ def test_no_bound_is_beaten(data: st.DataObject) -> None:
     routing = Routing(mode="static") if given_paths else data.draw(routings())
     result = run_phase(fabric, flows, routing=routing, dt_ns=dt, seed=1)
     assert result.phase_ns >= load_bound_ns(fabric, flows) - dt * k.TICK
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_port_of_three_tiers_beats_its_line(data: st.DataObject) -> None:
+    # Few receivers below one leaf: flows of two, four and six links meet on the way down.
+    one = st.integers(1, 2)
+    fabric = FatTree(
+        pods=2, leaves=2, spines=data.draw(one), cores=data.draw(one), hosts_per_leaf=3,
+        gbps=data.draw(st.sampled_from([100.0, 400.0])),
+        link_latency_ns=data.draw(st.sampled_from([0, 500])),
+    )  # fmt: skip
+    n = data.draw(st.integers(2, 12))
+    ends = st.tuples(st.integers(0, 11), st.integers(0, 2)).filter(lambda e: e[0] != e[1])
+    src, dst = zip(*data.draw(st.lists(ends, min_size=n, max_size=n)), strict=True)
+    size = data.draw(st.lists(st.integers(1, 400_000), min_size=n, max_size=n))
+    start = data.draw(st.lists(st.integers(0, 10_000), min_size=n, max_size=n))
+    flows = build_flows(src, dst, size, start_ns=start).with_paths([0] * n)
+    dt = data.draw(st.sampled_from([300, 1000, 3000]))
+    port_bounds_hold(fabric, flows, run_phase(fabric, flows, dt_ns=dt))
+
+
+def test_flows_of_four_and_six_links_share_one_line_on_the_way_down() -> None:
+    fabric = FatTree(pods=2, leaves=2, spines=1, cores=1, hosts_per_leaf=4, link_latency_ns=0)
+    flows = build_flows([4, 5, 8, 9], [0, 1, 2, 3], 1_000_000)
+    packet_ns = 4096 / 50
+    # The port is in use from the first packet of four links on; three of them store it.
+    assert run_phase(fabric, flows).phase_ns == pytest.approx(80_000 + 3 * packet_ns, abs=1)
 
 
 def test_bounds_of_collectives_are_met_within_3_percent_where_nothing_collides() -> None:

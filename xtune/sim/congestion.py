@@ -26,9 +26,11 @@ class SharedBuffer:
 
     Without backpressure, what comes beyond is dropped, by whole packets, and sent again:
     ``go_back_n`` as RoCE NICs do (the receiver takes bytes in order alone, and tells of the first
-    gap once; a lost retransmission waits for the timeout), or ``selective`` (only what was lost,
-    told as if the switch had sent on the headers). With PFC the threshold is that of an input: it
-    pauses the port that leads there, and its headroom holds what is under way, so nothing is lost.
+    gap once; a lost retransmission waits for the timeout; the sender goes back to what the
+    receiver has by then, so up to what comes in one way back is not sent twice), or
+    ``selective`` (only what was lost, told as if the switch had sent on the headers). With PFC the
+    threshold is that of an input: it pauses the port that leads there, and its headroom holds
+    what is under way, so nothing is lost.
 
     Attributes:
         bytes_per_switch: The pool.
@@ -185,13 +187,14 @@ def flaps(port: int, at_ns: int, *, down_ns: int, up_ns: int, times: int) -> tup
 
 def _check_lengths(faults: Sequence[Fault], dt_ns: int) -> None:
     """Refuse faults of one port, and times between them, that are shorter than a step."""
-    spans, well_at = [], None
+    spans: list[tuple[float, float]] = []
+    well_at = -1.0  # none before
     for fault in sorted(faults, key=lambda fault: fault.at_ns):
-        if well_at is not None and fault.at_ns > well_at:
+        if 0.0 <= well_at < fault.at_ns:
             spans.append((well_at, fault.at_ns))
         end = math.inf if fault.until_ns is None else fault.until_ns
         spans.append((fault.at_ns, end))
-        well_at = end if well_at is None else max(well_at, end)
+        well_at = max(well_at, end)
     for at, until in spans:
         if until - at < dt_ns:
             raise UsageError(
