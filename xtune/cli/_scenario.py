@@ -39,12 +39,12 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
         Interrupted: By the user.
         UsageError: There is no such scenario.
     """
-    from xtune.executor import open_executor
-    from xtune.sim.scenarios import scenario
-    from xtune.sim.scenarios.experiment import run_scenario
+    try:  # imports and compiling too take seconds
+        from xtune.executor import open_executor
+        from xtune.sim.scenarios import scenario
+        from xtune.sim.scenarios.experiment import run_scenario
 
-    chosen = scenario(name)
-    try:
+        chosen = scenario(name)
         with (
             progress(name, None) as update,
             open_executor("local", workers) as executor,
