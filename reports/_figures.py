@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -90,3 +90,16 @@ def figure_json(figure: go.Figure) -> dict[str, Any]:
     )
     loaded: dict[str, Any] = json.loads(figure.to_json())
     return loaded
+
+
+def objective_label(objective: Mapping[str, Any], words: Callable[[str], str]) -> str:
+    """Name and unit of what a study looks for."""
+    if objective["name"] == "time_to_target_s":
+        return words("time to target, s")
+    return with_unit(objective["name"] + ",", objective).removesuffix(",")
+
+
+def with_unit(text: str, objective: Mapping[str, Any]) -> str:
+    """A figure of a study with its unit; shares have none."""
+    unit = objective.get("unit") or "1"
+    return text if unit == "1" else f"{text} {unit}"

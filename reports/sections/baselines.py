@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import number, percent
+from xtune.reports._figures import number, objective_label, percent
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -15,7 +16,8 @@ def build(content: Content) -> Sequence[Block]:
     if study is None or not (study["baselines"] or study["ablations"]):
         return ()
     words = content.words
-    columns = [words(n) for n in ("policy", "time to target, s", "low", "high")]
+    label = objective_label(study["objective"], words)
+    columns = [words("policy"), label, words("low"), words("high")]
     columns += ["mean step, s", "jitter, s", "ratio vs bf16", words("gain of the best"), "95 %"]
     rows = []
     for row in (*study["baselines"], *study["ablations"]):
@@ -37,10 +39,17 @@ def build(content: Content) -> Sequence[Block]:
             )
         )
     text = (
-        "Same seeds for all, so differences are paired. Gain: by how much sooner the tuned policy "
-        "reaches the target loss. All of it simulated."
+        f"Same seeds for all, so differences are paired. Gain: by how much {_better(study)}. "
+        f"All of it simulated."
     )
     return (Text(text=text), Grid(columns=columns, rows=rows))
+
+
+def _better(study: Mapping[str, Any]) -> str:
+    name = study["objective"]["name"]
+    if name == "time_to_target_s":
+        return "sooner the tuned policy reaches the target loss"
+    return f"better {name} is under the tuned policy"
 
 
 SECTION = Section(name="baselines", order=50, title="Baselines and ablations", build=build)

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import number, percent
+from xtune.reports._figures import number, objective_label, percent
 
 
 def build(content: Content) -> Sequence[Block]:
     """One row a policy, on the held-out days."""
     study = content.study
     held = study.get("held_out") if study else None
-    if not held:
+    if study is None or not held:
         return ()
     words = content.words
-    columns = [words(n) for n in ("policy", "time to target, s", "low", "high")]
+    label = objective_label(study["objective"], words)
+    columns = [words("policy"), label, words("low"), words("high")]
     rows: list[tuple[object, ...]] = [
         (words("tuned policy"), *(number(held["best"].get(k)) for k in ("mean", "low", "high")),
          None, None)

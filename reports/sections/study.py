@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xtune.reports._base import Block, Grid, Plot, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import INK, figure_json, number, percent
+from xtune.reports._figures import (
+    INK,
+    figure_json,
+    number,
+    objective_label,
+    percent,
+    with_unit,
+)
 
 MOST_FIELDS = 8  # columns that a table has room for
 MOST_ROWS = 60
@@ -54,9 +62,8 @@ def _tables(content: Content, study: Mapping[str, Any], fields: Sequence[str]) -
             heads = [words(name) for name in ("parameter", "value")]
             tables.append(Grid(columns=heads, rows=[(f, _short(best[f])) for f in fields]))
         fields = ()
-    columns = [words("trial"), *fields, *(words(n) for n in ("time to target, s", "low", "high"))]
-    if study["objective"]["name"] != "time_to_target_s":
-        columns[len(fields) + 1] = study["objective"]["name"]
+    label = objective_label(study["objective"], words)
+    columns = [words("trial"), *fields, label, words("low"), words("high")]
     cells = [
         (
             row["number"],
@@ -95,9 +102,8 @@ def _reason(row: Mapping[str, Any], others: int) -> str:
 
 
 def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
-    seeds = len(study["provenance"]["seeds"])
     text = (
-        f"{study['title']}: {_complete(study, done)}, {seeds} seeds each,"
+        f"{study['title']}: {_complete(study, done)},"
         f" {study['provenance']['iterations']} iterations, calibration {study['calibration']}; "
         f"simulated. Intervals are 95 % bootstrap intervals over the seeds."
     )
@@ -110,7 +116,8 @@ def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
     rest = f" Not told apart from it by these seeds: {values}." if alike else ""
     if any(row["gain_of_best"]["told_apart"] is None for row in others):
         rest = " These seeds are too few to tell the others from it."
-    return f"{text} Best: {_chosen(best)}, {number(best['mean'])} s.{rest}"
+    mean = with_unit(number(best["mean"]), study["objective"])
+    return f"{text} Best: {_chosen(best)}, {mean}.{rest}"
 
 
 def _values(row: Mapping[str, Any]) -> str:
@@ -123,7 +130,12 @@ def _complete(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
     """How many trials; in a search only the most promising run on all seeds."""
     every = study.get("counts", {}).get("complete", len(done))
     text = f"{every} of {study['planned']} trials complete"
-    return text if every == len(done) else f"{text}, the {len(done)} most promising of them again"
+    made = study["provenance"]
+    seeds = len(made["seeds"])
+    if every == len(done):
+        return f"{text}, {seeds} seeds each"
+    first = len(made.get("search_seeds") or ()) or "few"
+    return f"{text} on {first} seeds, the {len(done)} most promising of them again on {seeds}"
 
 
 def _chosen(row: Mapping[str, Any]) -> str:
@@ -137,14 +149,13 @@ def _curve(
 ) -> Plot:
     import plotly.graph_objects as go
 
-    x = [row["params"][field] for row in done]
-    mean = [row["mean"] for row in done]
-    title = content.words("T, iterations") if field == "period.iterations" else field
+    objective = study["objective"]
+    x, axis = _axis([row["params"][field] for row in done])
     figure = go.Figure(
         go.Scatter(
             x=x,
-            y=mean,
-            mode="lines+markers",
+            y=[row["mean"] for row in done],
+            mode="lines+markers" if axis["type"] != "category" else "markers",
             line={"color": INK},
             error_y={
                 "type": "data",
@@ -155,24 +166,24 @@ def _curve(
             name=content.words("tuned policy"),
         )
     )
-    # A line far above the curve would press the curve flat; the table below has it all the same.
-    ceiling = 1.25 * max(mean)
+    ends = [x[0], x[-1]] if axis["type"] == "category" else [min(x), max(x)]
     far = []
     for row in (*study["baselines"], *study["ablations"]):
-        if row["state"] == "complete" and row["mean"] > ceiling:
-            far.append(f"{row['name']} ({number(row['mean'])} s)")
+        if row["state"] == "complete" and _off_scale(row["mean"], done, objective["direction"]):
+            far.append(f"{row['name']} ({with_unit(number(row['mean']), objective)})")
         elif row["state"] == "complete":
             figure.add_trace(
                 go.Scatter(
-                    x=[min(x), max(x)],
+                    x=ends,
                     y=[row["mean"]] * 2,
                     mode="lines",
                     line={"dash": "dot", "width": 1.5},
                     name=row["name"],
                 )
             )
-    figure.update_xaxes(type="log", title=title, tickvals=x, ticktext=[str(v) for v in x])
-    figure.update_yaxes(title=content.words("time to target, s"), automargin=True)
+    title = content.words("T, iterations") if field == "period.iterations" else field
+    figure.update_xaxes(title=title, **axis)
+    figure.update_yaxes(title=objective_label(objective, content.words), automargin=True)
     figure.update_layout(legend={"orientation": "h", "y": -0.25})
     return Plot(
         figure=figure_json(figure),
@@ -182,13 +193,33 @@ def _curve(
     )
 
 
+def _axis(values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Places on the axis and its form: by size where they are numbers, else one beside another."""
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        return [str(v) for v in values], {"type": "category"}
+    kind = "log" if min(values) > 0 else "linear"
+    ticks = {"tickvals": list(values), "ticktext": [str(v) for v in values]}
+    return list(values), {"type": kind, **ticks}
+
+
+def _off_scale(mean: float, done: Sequence[Mapping[str, Any]], direction: str) -> bool:
+    """Worse by so much that its line would press the curve flat; the table below has it."""
+    means = [row["mean"] for row in done]
+    room = 0.25 * max(abs(m) for m in means) or math.inf
+    if direction == "maximize":
+        return bool(mean < min(means) - room)
+    return bool(mean > max(means) + room)
+
+
 def _reach(row: Mapping[str, Any], end: str) -> float | None:
     """Length of the error bar; none where one seed gives no interval."""
     return None if row[end] is None else abs(row[end] - row["mean"])
 
 
 def _short(value: Any) -> Any:
-    """Five digits of a number that is not whole."""
+    """Five digits of a number that is not whole; what is no number is text."""
+    if isinstance(value, bool | list | tuple):
+        return str(value)
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

@@ -53,7 +53,7 @@ def build(content: Content) -> Sequence[Block]:
             span = "" if g["low"] is None else f", [{percent(g['low'])}, {percent(g['high'])}]"
             remark = f"{gain['name']}, {words('simulated')}{span}"
             rows.append((words("expected gain"), percent(g["mean"]), remark))
-            line += _compared(gain["name"], g, content.language)
+            line += _compared(gain["name"], g, content.study["objective"], content.language)
         better = [
             b["name"]
             for b in (*content.study["baselines"], *content.study["ablations"])
@@ -63,7 +63,7 @@ def build(content: Content) -> Sequence[Block]:
             and b["gain_of_best"]["mean"] < 0.0
         ]
         if better:
-            line += _beaten(better, content.language)
+            line += _beaten(better, content.study["objective"], content.language)
     return (Text(text=line, strong=True), Figures(rows=rows))
 
 
@@ -77,24 +77,36 @@ def _no_better(content: Content) -> str:
     return f"; {content.words('not told apart from')} {alike} / {len(others)}" if alike else ""
 
 
-def _compared(name: str, gain: Mapping[str, Any], language: str) -> str:
+def _compared(
+    name: str, gain: Mapping[str, Any], objective: Mapping[str, Any], language: str
+) -> str:
     """Sooner or later than the first baseline, or that the seeds do not tell."""
+    timed = objective["name"] == "time_to_target_s"
     by = percent(abs(gain["mean"]))
     if language == "zh":
         if not gain["told_apart"]:
             return f" 仿真中，现有随机种子不足以区分调优后的策略与 {name}。"
+        if not timed:
+            word = "优于" if gain["mean"] > 0.0 else "劣于"
+            return f" 仿真中，调优后的策略在 {objective['name']} 上{word} {name} {by}。"
         word = "快" if gain["mean"] > 0.0 else "慢"
         return f" 仿真中，调优后的策略比 {name} {word} {by} 达标。"
     if not gain["told_apart"]:
         return f" In simulation these seeds do not tell the tuned policy and {name} apart."
+    if not timed:
+        word = "better" if gain["mean"] > 0.0 else "worse"
+        return f" In simulation {objective['name']} is {by} {word} than with {name}."
     word = "sooner" if gain["mean"] > 0.0 else "later"
     return f" In simulation the tuned policy reaches the target loss {by} {word} than {name}."
 
 
-def _beaten(names: Sequence[str], language: str) -> str:
+def _beaten(names: Sequence[str], objective: Mapping[str, Any], language: str) -> str:
     """The tuned policy is not the best there is: that must be in the first line."""
+    timed = objective["name"] == "time_to_target_s"
     if language == "zh":
-        return f" {', '.join(names)} 比它更快。"
+        return f" {', '.join(names)} 比它更{'快' if timed else '好'}。"
+    if not timed:
+        return f" Better than it would be: {', '.join(names)}."
     return f" Faster than it would be: {', '.join(names)}."
 
 

@@ -12,6 +12,7 @@ from tests.browser import page
 from tests.pipelines.lakes import A, at, new_lake, put
 from xtune.lake import Lake
 from xtune.reports import build_report
+from xtune.reports.sections import verdict
 
 SECTIONS = {"history", "pareto", "importance", "sensitivity", "held_out", "recommendation"}
 OLD: dict[str, Any] = {
@@ -126,7 +127,9 @@ def test_a_search_shows_what_became_of_each_trial(
     assert (few["x"], every["x"]) == ([1], [0, 2, 7])
     assert (best["x"], best["y"]) == ([0, 1, 2, 7], [105.0, 105.0, 100.0, 100.0])
     texts = [block["text"] for block in found["study"] if block["kind"] == "text"]
-    assert texts[0].startswith("both: 4 of 4 trials complete, the 3 most promising of them again,")
+    assert texts[0].startswith(
+        "both: 4 of 4 trials complete on few seeds, the 3 most promising of them again on 2,"
+    )
     assert "infeasible: trial 3: a.f0: 9 is not in 0..1, and 1 alike" in texts
     assert "pruned: trial 5: clearly worse than trial 0" in texts
     values, trials = (block for block in found["study"] if block["kind"] == "grid")
@@ -191,3 +194,72 @@ def test_all_of_it_in_a_browser(lake: Lake, tmp_path: Path, searched: dict[str, 
         for name in ("history", "pareto", "importance", "sensitivity"):
             assert tab.locator(f"#{name} .plot .main-svg").count() > 0
         assert "<b>" in tab.locator("#recommendation").inner_text()
+
+
+def maximised(values: list[Any], means: list[float]) -> dict[str, Any]:
+    """A grid over one field for a share that should be large, with a far and a near baseline."""
+    rows = [
+        {**trial(n, "complete", mean), "params": {"routing.mode": value}}
+        for n, (value, mean) in enumerate(zip(values, means, strict=True))
+    ]
+    named: dict[str, Any] = {"state": "complete", "low": None, "high": None, "metrics": {}}
+    return {
+        **OLD, "planned": len(rows), "trials": rows, "space": {"routing.mode": values},
+        "objective": {"name": "ratio_vs_bf16", "unit": "1", "direction": "maximize"},
+        "best": {**rows[0], "gain_of_best": gain(0.0)},
+        "baselines": [
+            {**named, "name": "near", "mean": means[-1] - 0.01, "gain_of_best": gain(0.2)},
+            {**named, "name": "far", "mean": means[-1] - 100.0, "gain_of_best": gain(0.2)},
+        ],
+    }  # fmt: skip
+
+
+def test_an_objective_that_is_no_time_is_not_called_one(lake: Lake, tmp_path: Path) -> None:
+    found = cards(lake, tmp_path, maximised(["static", "adaptive"], [-0.1, -0.2]))
+    texts = [b["text"] for name in ("study", "baselines") for b in found[name]
+             if b["kind"] == "text"]  # fmt: skip
+    assert any("routing.mode = static, -0.1." in text for text in texts)
+    assert any("by how much better ratio_vs_bf16 is" in text for text in texts)
+    assert not any("sooner" in text or "target loss" in text for text in texts)
+    plot = next(b for b in found["study"] if b["kind"] == "plot")
+    axes = plot["figure"]["layout"]
+    assert axes["yaxis"]["title"]["text"] == "ratio_vs_bf16"
+    assert axes["xaxis"]["type"] == "category"
+    assert [line["name"] for line in plot["figure"]["data"]] == ["tuned policy", "near"]
+    assert "Off the scale: far (-100.2)." in plot["alternative"]
+    for name in ("study", "baselines"):
+        grid = next(b for b in found[name] if b["kind"] == "grid")
+        assert "ratio_vs_bf16" in str(grid["columns"]) and "target, s" not in str(grid["columns"])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([50, 200], "log"), ([0.0, 0.5], "linear"), ([True, False], "category"),
+     ([[1, 2], [3, 4]], "category")],
+)  # fmt: skip
+def test_the_axis_is_of_the_kind_of_its_values(
+    lake: Lake, tmp_path: Path, values: list[Any], kind: str
+) -> None:
+    found = cards(lake, tmp_path, maximised(values, [0.2, 0.1]))
+    plot = next(b for b in found["study"] if b["kind"] == "plot")
+    assert plot["figure"]["layout"]["xaxis"]["type"] == kind
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_verdict_calls_an_objective_by_its_name(language: str) -> None:
+    share, time = {"name": "ratio_vs_bf16"}, {"name": "time_to_target_s"}
+    for mean, by in ((0.2, "20.0%"), (-0.1, "10.0%")):
+        text = verdict._compared("dense", gain(mean), share, language)
+        assert "ratio_vs_bf16" in text and by in text
+        assert verdict._compared("dense", gain(mean), time, language) != text
+    assert not set("快") & set(verdict._beaten(["dense"], share, language))
+    assert "Faster" not in verdict._beaten(["dense"], share, language)
+
+
+def test_a_search_says_on_how_many_seeds_it_screened(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any]
+) -> None:
+    searched["provenance"] = {**OLD["provenance"], "search_seeds": [0, 1, 2], "seeds": [*range(5)]}
+    found = cards(lake, tmp_path, searched)
+    text = next(b["text"] for b in found["study"] if b["kind"] == "text")
+    assert "complete on 3 seeds, the 3 most promising of them again on 5," in text
