@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -297,44 +296,6 @@ class Deadly:
 def _die(parent: int) -> None:
     if os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_kill_of_the_coordinator_loses_nothing_reported(
-    small: tuple[Lake, Calibration], lake: Lake, tmp_path: Path
-) -> None:
-    """Killed after its first evaluation, the same command gives what an undisturbed one gives."""
-    words = [sys.executable, "-m", "xtune", "tune", "--study", "period_T", "--json",
-             "--workers", "1", "--trials", "2"]  # fmt: skip
-    environment = {**os.environ, "XTUNE_TUNE_ITERATIONS": "150", "XTUNE_TUNE_SEEDS": "2"}
-
-    def start(root: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*words, "--lake", str(root)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-
-    undisturbed = tmp_path / "other"
-    shutil.copytree(lake.root, undisturbed)
-    out, error = start(undisturbed).communicate(timeout=300)
-    assert out, error
-    expected = json.loads(out)
-    victim = start(lake.root)
-    journal = lake.root / "studies" / "period_T" / "journal.log"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and victim.poll() is None:
-        if journal.is_file() and b"time_to_target_s" in journal.read_bytes():
-            break
-        time.sleep(0.01)
-    os.killpg(victim.pid, signal.SIGKILL)
-    victim.communicate()
-    out, error = start(lake.root).communicate(timeout=300)
-    assert out, error
-    assert json.loads(out) == expected
 
 
 def test_every_study_names_fields_of_the_policy() -> None:
