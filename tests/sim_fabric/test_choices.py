@@ -45,7 +45,8 @@ def choose(state: State, occupancy: list[float], step: int) -> int:
     )  # fmt: skip
     _choices.start_unit(
         state.cfg, state.real, state.rng, state.ends, state.flow_u, state.flow_i,
-        state.links, state.segments, state.paths, state.pairs, state.budgets, state.route, 0,
+        state.links, state.segments, state.paths, state.pairs, state.budgets, state.route,
+        state.extras.down, 0,
     )  # fmt: skip
     return int(state.flow_u[0, k.PATH])
 
