@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.log"
 LOCK = ".lock"
+TABLES_KEY = 0x78_74_75_6E_65  # "xtune": any number that all of us take
 CLAIM_S = 10.0  # others that share a study may just be claiming its folder
 # File systems on which locks, or appends of two hosts, do not hold what a journal needs.
 NETWORK = (
@@ -221,7 +222,8 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
     try:
         if not url:
             return JournalStorage(_journal(folder))
-        return RDBStorage(url)
+        with _tables_made_by_one(url):
+            return RDBStorage(url)
     except Exception as error:  # SQLAlchemy's and each driver's own trees
         text = (str(error).splitlines() or [type(error).__name__])[0]
         if secret:
@@ -230,6 +232,21 @@ def open_storage(folder: Path, url: str) -> BaseStorage:
         message = f"storage {where}: {hide_secrets(text)}"
         # Without its cause: that one's words and frames hold the URL as it was given.
         raise StudyError(message, "check --storage") from (None if url else error)
+
+
+@contextmanager
+def _tables_made_by_one(url: str) -> Iterator[None]:
+    """Hold PostgreSQL's advisory lock: two that make Optuna's tables at once fail."""
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.pool import NullPool
+
+    engine = create_engine(url, poolclass=NullPool)
+    if engine.dialect.name != "postgresql":
+        yield
+        return
+    with engine.connect() as connection:  # the lock ends with it
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": TABLES_KEY})
+        yield
 
 
 @contextmanager
