@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.sim_fabric.test_conservation import fabrics, routings, traffic
+from tests.sim_fabric.test_conservation import fabrics, queues_hold, routings, traffic
 from tests.sim_fabric.test_up_down import all_joined, trees
 from xtune.errors import UsageError
 from xtune.policies.spec import Routing
@@ -365,17 +365,7 @@ def accounts_balance(state: State) -> None:
     assert (inside >= 0).all()
     assert inside.sum() == state.queued.sum() == state.resident.sum()
     assert (state.resident >= 0).all()
-    by_flow, live = np.zeros_like(inside), 0
-    for queue, first in enumerate(state.head):
-        node, length = int(first), 0
-        while node != int(k.NIL):
-            by_flow[state.nodes[node + int(k.FLOW)]] += state.nodes[node + int(k.BYTES)]
-            length += int(state.nodes[node + int(k.BYTES)])
-            live += 1
-            node = int(state.nodes[node + int(k.NEXT)])
-        assert length == state.queued[queue]
-    np.testing.assert_array_equal(by_flow, inside)
-    assert live == state.cfg[k.LIVE]
+    queues_hold(state, inside)
     used = np.zeros_like(state.extras.used)
     lanes = int(state.cfg[k.LANES])
     np.add.at(used, np.tile(state.extras.owner, lanes), state.queued)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from xtune.policies.spec import Routing
 from xtune.sim import _layout as k
@@ -79,14 +80,8 @@ def routings(draw: st.DrawFn) -> Routing:
     )
 
 
-def accounts_balance(state: State) -> None:
-    """Bytes by flow, by queue, by link and by fragment agree."""
-    sent = state.flows.size - state.flow_i[:, k.TO_SEND]
-    inside = sent - state.flow_i[:, k.DELIVERED]
-    assert (inside >= 0).all()
-    assert (state.queued >= 0).all()
-    assert (state.resident >= 0).all()
-    assert inside.sum() == state.queued.sum() == state.resident.sum()
+def queues_hold(state: State, inside: NDArray[np.int64]) -> None:
+    """The fragments in the queues are those bytes of each flow, and all there are."""
     by_flow = np.zeros_like(inside)
     live = 0
     for queue in range(len(state.head)):
@@ -99,6 +94,17 @@ def accounts_balance(state: State) -> None:
         assert length == state.queued[queue]
     np.testing.assert_array_equal(by_flow, inside)
     assert live == state.cfg[k.LIVE]
+
+
+def accounts_balance(state: State) -> None:
+    """Bytes by flow, by queue, by link and by fragment agree."""
+    sent = state.flows.size - state.flow_i[:, k.TO_SEND]
+    inside = sent - state.flow_i[:, k.DELIVERED]
+    assert (inside >= 0).all()
+    assert (state.queued >= 0).all()
+    assert (state.resident >= 0).all()
+    assert inside.sum() == state.queued.sum() == state.resident.sum()
+    queues_hold(state, inside)
 
 
 @settings(max_examples=150, deadline=None)
