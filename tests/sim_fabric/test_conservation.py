@@ -107,6 +107,16 @@ def accounts_balance(state: State) -> None:
     queues_hold(state, inside)
 
 
+def run_in_balance(state: State) -> None:
+    """Run until the end, a few steps at a time, and check the accounts after each."""
+    for _ in range(100_000):
+        state.cfg[k.LIMIT_STEP] = state.cfg[k.STEP] + 1 + state.cfg[k.STEP] // 40
+        state.run()
+        accounts_balance(state)
+        if state.cfg[k.LEFT] == 0:
+            break
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_byte_is_lost_or_made_at_any_step(data: st.DataObject) -> None:
@@ -118,12 +128,7 @@ def test_no_byte_is_lost_or_made_at_any_step(data: st.DataObject) -> None:
         dt_ns=data.draw(st.sampled_from([300, 500, 1000])), seed=data.draw(st.integers(0, 99)),
         pfc=Backpressure(kind=kind, xoff_bytes=80_000, xon_bytes=60_000), limit_ns=10**9,
     )  # fmt: skip
-    for _ in range(100_000):
-        state.cfg[k.LIMIT_STEP] = state.cfg[k.STEP] + 1 + state.cfg[k.STEP] // 40
-        state.run()
-        accounts_balance(state)
-        if state.cfg[k.LEFT] == 0:
-            break
+    run_in_balance(state)
     result = PhaseResult(**state.figures())
     assert result.finished
     np.testing.assert_array_equal(result.delivered_bytes, flows.size)
