@@ -46,7 +46,7 @@ def samples_study(samples_lake: Lake) -> dict[str, Any]:
     """A short run of the study: fewer iterations and seeds than the demo's."""
     calibration = calibrate(samples_lake)
     calibration.save(samples_lake.root / "calibrations")
-    options = Options(seed=0, seeds=2, iterations=300)
+    options = Options(seed=0, seeds=2, iterations=300, fidelity=False)
     return run_study(
         find_study("period_T"),
         samples_lake,

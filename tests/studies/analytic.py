@@ -19,7 +19,9 @@ from tests.sim_loop.made import made
 from xtune.lake import Lake
 from xtune.policies.spec import Policy
 from xtune.sim import Calibration
+from xtune.sim.fidelity import Fidelity
 from xtune.studies import Dimension, Options, Study, run_study
+from xtune.studies._own_error import measured
 from xtune.studies._space import METRICS
 
 SPACE = {
@@ -68,6 +70,10 @@ class Runs(Executor):
         self._max_workers = 1  # as of a pool of threads
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        if function is measured:
+            known: Future[Any] = Future()
+            known.set_result(own_error(*args[:2]))
+            return known
         policy, calibration, seed, iterations, _ = args
         if len(self.ran) == self.stop_after:
             raise KeyboardInterrupt
@@ -96,6 +102,18 @@ class Runs(Executor):
             "jitter_s": 1.0 / policy.period.iterations,
             "control_changes": 1000.0 / policy.period.iterations,
         }
+
+
+def own_error(policy: Policy, calibration: Calibration) -> Fidelity:
+    """Made up: in two windows of equal weight, and another on another calibration."""
+    errors = tuple(
+        0.01 * noise("window", i, policy.digest(), calibration["compute_s"]) for i in range(2)
+    )
+    bias, sd = sum(errors) / 2, abs(errors[0] - errors[1]) / 2
+    return Fidelity(
+        policy=policy.name, bias=bias, sd=sd, phase_bias=0.0, phase_sd=0.0, windows=2,
+        errors=errors, shares=(0.5, 0.5),
+    )  # fmt: skip
 
 
 def lake_in(folder: Path) -> Lake:

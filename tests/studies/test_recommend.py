@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from xtune.sim.fidelity import Fidelity
 from xtune.studies import Constraint, Objective
-from xtune.studies._recommend import recommend, widen_figures
+from xtune.studies._own_error import OwnErrors
+from xtune.studies._recommend import recommend
 from xtune.studies._result import Found
 from xtune.studies._trials import Outcome
 
@@ -56,23 +59,42 @@ def test_what_fails_on_held_out_days_is_said(
     ("metric", "verdict"), [(METRIC, "no_difference"), ("jitter_s", "better")]
 )
 def test_the_error_of_step_times_is_of_times_alone(metric: str, verdict: str) -> None:
-    own = {"difference_from_default": {"bias": 0.6, "sd": 0.0}}
-    found = Found(fresh={"": good(50, 0.4), "joint": good(100, 0.8)}, fidelity=own)
+    """50 for 100 gains half; 1.2 less nothing, of which half counts, is more than that."""
+    fidelity = {"": window(1.2), "joint": window(0.0)}
+    found = Found(fresh={"": good(50, 0.4), "joint": good(100, 0.8)}, fidelity=fidelity)
     assert recommend(setting(metric), found)["verdict"] == verdict
 
 
-def test_an_absolute_figure_holds_bias_and_deviation_in_quadrature() -> None:
-    """100 [97, 104] with a bias of 4 %: halves 3 and 4 become 5 and 4 * 2**0.5."""
-    row = {"mean": 100.0, "low": 97.0, "high": 104.0}
-    for _ in range(2):  # a row that is shown twice is widened once
-        widen_figures(row, METRIC, {"bias": -0.04, "sd": 0.0})
-    assert row == {
-        "mean": 100.0,
-        "low": pytest.approx(95.0),
-        "high": pytest.approx(100 + 4 * 2**0.5),
-        "over_seeds": {"low": 97.0, "high": 104.0},
+def test_the_error_is_that_of_the_telemetry_that_is_judged_by() -> None:
+    both = {"": good(50), "joint": good(100)}
+    large, none = {"": window(1.2), "joint": window(0.0)}, {"": window(0.1), "joint": window(0.1)}
+    for fresh, held, verdict in ((large, none, "better"), (none, large, "no_difference")):
+        found = Found(fresh=both, held_out=both, fidelity=fresh, held_out_fidelity=held)
+        assert recommend(setting(), found)["verdict"] == verdict
+
+
+def window(error: float) -> Fidelity:
+    """One window, off by so much."""
+    return Fidelity(
+        policy="p", bias=error, sd=0.0, phase_bias=0.0, phase_sd=0.0, windows=1,
+        errors=(error,), shares=(1.0,),
+    )  # fmt: skip
+
+
+def test_own_errors_by_hand() -> None:
+    """Two windows, of three quarters and one quarter of the time."""
+    measured = {
+        "": replace(window(0.01), errors=(0.03, -0.01), shares=(0.75, 0.25), sd=0.5),
+        "a": replace(window(0.02), errors=(0.01, 0.01), shares=(0.75, 0.25)),
+        "b": replace(window(0.02), errors=(None, 0.01), shares=(0.75, 0.25)),
+        "c": replace(window(float("nan")), errors=(None, None), shares=(0.75, 0.25)),
     }
-    for metric, own in ((METRIC, None), (METRIC, {"bias": float("nan"), "sd": 0.0}), ("u", row)):
-        same = {"mean": 1.0, "low": 0.5, "high": 2.0}
-        widen_figures(same, metric, own)
-        assert same == {"mean": 1.0, "low": 0.5, "high": 2.0}
+    own = OwnErrors(metric=METRIC, measured=measured)
+    assert own.absolute("") == (0.01, 0.5)
+    # 0.02 three times out of four, else -0.02: mean 0.01, deviation 0.04 * (3/4 * 1/4)**0.5.
+    assert own.of_difference("a") == pytest.approx((0.01, 0.04 * (3 / 16) ** 0.5))
+    assert own.of_difference("b") == pytest.approx((-0.02, 0.0))  # what both have
+    for unknown in ("c", "d"):
+        assert own.absolute(unknown) is own.of_difference(unknown) is None
+    other = OwnErrors(metric="jitter_s", measured=measured)
+    assert other.absolute("") is other.of_difference("a") is None

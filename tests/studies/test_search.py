@@ -12,7 +12,17 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.sim_loop.made import made
-from tests.studies.analytic import OPTIONS, SPACE, STUDY, Runs, lake_in, noise, sampled, search
+from tests.studies.analytic import (
+    OPTIONS,
+    SPACE,
+    STUDY,
+    Runs,
+    lake_in,
+    noise,
+    own_error,
+    sampled,
+    search,
+)
 from xtune.errors import StudyError
 from xtune.lake import Lake
 from xtune.policies.presets import preset
@@ -258,6 +268,49 @@ def test_held_out_days_judge_the_best_and_what_it_is_compared_with(tmp_path: Pat
     assert "held-out telemetry" in document["recommendation"]["text"]
     expected = document["policy"]["provenance"]["expected"]
     assert set(expected["held_out_gain_over"]) == {"static_dense", "compression_only"}
+
+
+def test_all_that_is_compared_holds_the_simulator_s_own_error(tmp_path: Path) -> None:
+    """Half widths in quadrature: over seeds, and of the windows of the same calibration."""
+    calibration = replace(made(), held_out=made(compute_s=0.123))
+    plain = search(lake_in(tmp_path / "plain"), calibration=calibration)
+    options = replace(OPTIONS, fidelity=True)
+    document = search(lake_in(tmp_path / "own"), calibration=calibration, options=options)
+    best = Policy.from_json(document["policy"])
+    parts = [(made(), plain, document)]
+    parts += [(made(compute_s=0.123), plain["held_out"], document["held_out"])]
+    for where, before, after in parts:
+        mine = own_error(best, where)
+        widened(after["best"], before["best"], mine.bias, mine.sd, after["best"]["mean"])
+        for role in ("default", "baselines", "ablations"):
+            rows = [after[role]] if role == "default" else after[role]
+            old = [before[role]] if role == "default" else before[role]
+            for row, plain_row in zip(rows, old, strict=True):
+                own = own_error(preset(row["name"]), where)
+                widened(row, plain_row, own.bias, own.sd, row["mean"])
+                pairs = zip(mine.errors, own.errors, strict=True)
+                gaps = [a - b for a, b in pairs if a is not None and b is not None]
+                gain = row["gain_of_best"]
+                left = 1 - gain["mean"]
+                bias, sd = sum(gaps) / 2, abs(gaps[0] - gaps[1]) / 2
+                widened(gain, plain_row["gain_of_best"], bias, sd, left)
+                assert gain["p"] >= plain_row["gain_of_best"]["p"]
+    assert document["trials"] == plain["trials"]
+    assert document["fidelity"]["bias"] == own_error(best, made()).bias
+
+
+def widened(
+    row: dict[str, Any], plain: dict[str, Any], bias: float, sd: float, size: float
+) -> None:
+    """Its interval is the plain one with the relative error in quadrature."""
+    own = size * math.hypot(bias, 1.96 * sd)
+    assert own > 0
+    assert row["mean"] == plain["mean"]
+    for end in ("low", "high"):
+        half = abs(plain[end] - plain["mean"])
+        assert abs(row[end] - row["mean"]) == pytest.approx(math.hypot(half, own))
+    assert row["over_seeds"] == {"low": plain["low"], "high": plain["high"]}
+    assert row["own_error"] == {"bias": pytest.approx(size * bias), "sd": pytest.approx(size * sd)}
 
 
 @pytest.mark.slow

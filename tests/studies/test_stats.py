@@ -15,6 +15,8 @@ from xtune.studies import Objective
 from xtune.studies._screen import clearly_worse, front, pruned_by, ranked
 from xtune.studies._stats import (
     RESOLUTION,
+    against,
+    figures,
     hold_together,
     p_value,
     recommendation,
@@ -134,17 +136,66 @@ def test_the_recommendation_says_no_more_than_the_seeds_do(
 
 
 def test_the_simulator_s_own_error_decides_too() -> None:
-    """10 % on every seed, against a bias of 7 % and a deviation of 4 %: half is 10.5 %."""
+    """10 % on every seed, against a bias of 8 % and a deviation of 5 %, of the 90 % left."""
     best, default = [90.0, 90.9, 89.1, 90.0, 90.0], [100.0, 101.0, 99.0, 100.0, 100.0]
-    said = recommendation(best, default, "minimize", "fresh seeds", (0.07, 0.04))
+    said = recommendation(best, default, "minimize", "fresh seeds", (0.08, 0.05))
     assert said["verdict"] == "no_difference"
     assert "the simulator's own error stays" in said["text"]
     difference = said["difference"]
-    half = math.sqrt(0.07**2 + (1.96 * 0.04) ** 2)
+    half = 0.9 * math.sqrt(0.08**2 + (1.96 * 0.05) ** 2)
     assert difference["low"] == pytest.approx(0.1 - half, abs=1e-6)
     assert difference["high"] == pytest.approx(0.1 + half, abs=1e-6)
     assert difference["over_seeds"]["low"] == pytest.approx(0.1, abs=1e-6)
     assert recommendation(best, default, "minimize", "", (0.01, 0.01))["verdict"] == "better"
+
+
+def test_a_figure_holds_bias_and_deviation_in_quadrature() -> None:
+    """By hand, with an interval over seeds of 100 [97, 104]: halves 3 and 4, and the error's 4."""
+    found = figures([1.0], (-2.4, 3.2 / 1.96), lambda _: (100.0, 97.0, 104.0))
+    assert (found["low"], found["high"]) == pytest.approx((95.0, 100 + 4 * 2**0.5))
+    assert found["over_seeds"] == {"low": 97.0, "high": 104.0}
+    assert found["own_error"] == {"bias": -2.4, "sd": 3.2 / 1.96}
+    plain = figures([1.0, 3.0])
+    assert plain["own_error"] is None
+    assert plain["over_seeds"] == {"low": plain["low"], "high": plain["high"]}
+    one = figures([1.0], (0.1, 0.1))  # of one seed nothing is known, whatever the simulator's
+    assert (one["mean"], one["low"], one["high"]) == (1.0, None, None)
+
+
+@pytest.mark.parametrize(("direction", "size"), [("minimize", 0.8), ("maximize", 1.25)])
+def test_a_gain_holds_the_error_of_the_part_that_is_left(direction: str, size: float) -> None:
+    """A best of 0.8 or 1.25 times the other, each off by a thousandth, moves it by so much."""
+    gain = against([size] * 5, [1.0] * 5, direction, (1e-3, 0.0))
+    moved = against([size * 1.001] * 5, [1.0] * 5, direction)
+    assert gain["mean"] == pytest.approx(abs(1 - size))
+    assert gain["high"] - gain["mean"] == pytest.approx(abs(moved["mean"] - gain["mean"]))
+    assert gain["over_seeds"]["high"] == pytest.approx(gain["mean"])
+
+
+@given(SHARES, st.floats(1e-4, 0.2), st.floats(0.0, 0.2))
+def test_told_apart_is_an_interval_with_the_error_beyond_the_resolution(
+    shares: list[float], sd: float, bias: float
+) -> None:
+    half = math.hypot(t_interval(shares)[2] - np.mean(shares), math.hypot(bias, 1.96 * sd))
+    gap = abs(np.mean(shares)) - RESOLUTION - half
+    if abs(gap) > 1e-4 * half:  # 1.96 is rounded
+        assert (p_value(shares, (bias, sd)) < 0.05) == (gap > 0)
+
+
+@given(SHARES, st.floats(1e-5, 0.2), st.floats(1.0, 3.0))
+def test_an_error_only_ever_adds_to_p(shares: list[float], sd: float, more: float) -> None:
+    plain, small, large = (p_value(shares, (0.0, x)) for x in (0.0, sd, sd * more))
+    assert plain <= small * (1 + 1e-6) <= large * (1 + 1e-5)
+    if np.std(shares) > 1e-3 and plain > 1e-9:
+        assert p_value(shares, (0.0, 1e-9)) == pytest.approx(plain, rel=1e-4)
+
+
+def test_seeds_that_agree_do_not_hide_the_simulator_s_error() -> None:
+    """Each seed says 10 %: beside as much, or a bias of 12 %, nothing; beside 1 % it stands."""
+    best, other = [0.9] * 6, [1.0] * 6
+    assert against(best, other, "minimize", (0.0, 0.1))["told_apart"] is False
+    assert against(best, other, "minimize", (0.12, 0.0))["told_apart"] is False
+    assert against(best, other, "minimize", (0.0, 0.01))["told_apart"] is True
 
 
 def runs(*values: float) -> list[dict[str, float]]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtune.studies._leases import Leases, NoLeases
+from xtune.studies._own_error import measured
 from xtune.studies._trials import Outcome, TrialStore
-from xtune.studies._work import Job, Workers, run_jobs
+from xtune.studies._work import Job, Workers, run_jobs, seconds_left
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+
+    from xtune.policies.spec import Policy
+    from xtune.sim import Calibration
+    from xtune.sim.fidelity import Fidelity
 
 POLL_S = 0.5  # between two looks at what other processes have done
 
@@ -119,6 +125,35 @@ class Evaluator:
                 self._progress(Progress(stage, total - len(needed), total, failed, text))
             if not mine:
                 time.sleep(POLL_S)
+
+    def own_errors(
+        self, stage: str, policies: Mapping[str, Policy], calibration: Calibration, seed: int
+    ) -> dict[str, Fidelity]:
+        """What the simulator is off by under each policy, by its name.
+
+        Kept beside the sampled phases. Of one on which a worker dies it is not known.
+
+        Raises:
+            TimeUp: The deadline has passed.
+        """
+        alike = {policy.digest(): policy for policy in policies.values()}
+        calls = {
+            digest: self._workers.executor.submit(measured, policy, calibration, seed, self._cache)
+            for digest, policy in alike.items()
+        }
+        found: dict[str, Fidelity] = {}
+        try:
+            for done, (digest, call) in enumerate(calls.items(), 1):
+                found[digest] = call.result(timeout=seconds_left(self._deadline))
+                self._progress(Progress(stage, done, len(calls), 0, alike[digest].name))
+        except BrokenProcessPool:
+            self._workers.close()
+        except TimeoutError:
+            raise TimeUp from None
+        finally:
+            for call in calls.values():
+                call.cancel()
+        return {n: found[p.digest()] for n, p in policies.items() if p.digest() in found}
 
     def once(self, key: str, there: Callable[[], bool], action: Callable[[], None]) -> None:
         """Do something that one process is to do, unless it is there or is being done."""

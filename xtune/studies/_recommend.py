@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from xtune.studies._own_error import OwnErrors
 from xtune.studies._search import broken
-from xtune.studies._stats import recommendation, unsaid, widen
+from xtune.studies._stats import recommendation, unsaid
 
 if TYPE_CHECKING:
     from xtune.studies._result import Found, Setting
-
-#: Metrics that are off by what the step time is off by, relatively; of others that is not known.
-OF_STEPS = ("time_to_target_s", "mean_step_s", "steps_per_s")
 
 
 def recommend(setting: Setting, found: Found) -> dict[str, Any]:
@@ -21,9 +17,10 @@ def recommend(setting: Setting, found: Found) -> dict[str, Any]:
 
     A tuned policy that fails there, or breaks a constraint that the default keeps, is worse.
     """
-    outcomes, where = found.fresh, "fresh seeds"
+    outcomes, fidelity, where = found.fresh, found.fidelity, "fresh seeds"
     if found.held_out:
-        outcomes, where = found.held_out, "held-out telemetry"
+        outcomes, fidelity = found.held_out, found.held_out_fidelity
+        where = "held-out telemetry"
     best, default = outcomes.get(""), outcomes.get(setting.default)
     if best is None or default is None:
         return unsaid("the two policies were not run on fresh seeds")
@@ -42,7 +39,7 @@ def recommend(setting: Setting, found: Found) -> dict[str, Any]:
         return {**unsaid(""), "verdict": "worse", "text": text}
     metric = setting.objective.metric
     mine, theirs = ([run[metric] for run in o.per_seed] for o in (best, default))
-    error = own_error(metric, (found.fidelity or {}).get("difference_from_default"))
+    error = OwnErrors(metric=metric, measured=fidelity).of_difference(setting.default)
     said = recommendation(mine, theirs, setting.objective.direction, where, error)
     if limit:
         said["text"] += f" Neither keeps to the constraints there: {limit}."
@@ -52,24 +49,3 @@ def recommend(setting: Setting, found: Found) -> dict[str, Any]:
             f" {error[0]:.2%} with a deviation of {error[1]:.2%}."
         )
     return said
-
-
-def own_error(metric: str, fidelity: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    """Relative bias and sd of a metric; None where they are not known."""
-    if metric not in OF_STEPS or fidelity is None:
-        return None
-    error = (float(fidelity["bias"]), float(fidelity["sd"]))
-    return error if all(map(math.isfinite, error)) else None
-
-
-def widen_figures(
-    row: dict[str, Any] | None, metric: str, fidelity: Mapping[str, Any] | None
-) -> None:
-    """Put the simulator's own error into a row's interval; that over seeds stays beside it."""
-    error = own_error(metric, fidelity)
-    if row is None or row.get("low") is None or error is None or "over_seeds" in row:
-        return
-    row["over_seeds"] = {"low": row["low"], "high": row["high"]}
-    mean = row["mean"]
-    absolute = (error[0] * mean, error[1] * mean)
-    row["low"], row["high"] = widen(mean, row["low"], row["high"], absolute)

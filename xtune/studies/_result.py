@@ -9,9 +9,11 @@
   ``ablations``, are of seeds that nothing was picked by (``fresh_seeds``).
 * ``counts``: complete (with screened), pruned, infeasible, failed.
 * ``pareto``: numbers of the complete trials that no other beats in every objective.
-* Where ``fidelity`` is known, intervals of ``best`` and ``default`` hold the simulator's own error
-  too, and so does ``recommendation.difference``; ``over_seeds`` is the interval without it.
 * ``held_out``: the same policies on the telemetry that was not fitted on; ``null`` without.
+* ``low`` and ``high``, here, there and in ``recommendation.difference``, hold the simulator's own
+  error where it is known: ``own_error`` is its bias and deviation, in the unit of the figure, and
+  ``over_seeds`` the interval without it. It was not measured of ``trials`` nor of ``sensitivity``:
+  their intervals are over seeds alone. ``fidelity`` is that of the best, relative.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ from xtune.errors import StudyError
 from xtune.files import write_atomically
 from xtune.studies import _screen
 from xtune.studies._base import Objective
-from xtune.studies._recommend import recommend, widen_figures
+from xtune.studies._own_error import OwnErrors
+from xtune.studies._recommend import recommend
 from xtune.studies._search import Drawn, mean
-from xtune.studies._stats import against, hold_together, interval
+from xtune.studies._stats import Error, against, figures, hold_together
 from xtune.studies._trials import REACHES, Outcome
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
     from xtune.sim import Calibration
+    from xtune.sim.fidelity import Fidelity
     from xtune.studies._base import Study
 
 RESULT = "result.json"
@@ -45,6 +49,7 @@ PARTS = {
     "objective", "planned", "provenance", "space", "study", "trials",
 }  # fmt: skip
 TRIALS = "trials.parquet"
+BEST = ("mean", "low", "high", "over_seeds", "own_error", "metrics", "per_seed")
 UNITS = {"_s": "s", "_per_s": "1/s"}
 
 
@@ -59,7 +64,8 @@ class Found:
         held_out: The same on the held-out telemetry.
         sensitivity: Field -> value -> outcome.
         importance: Of the fields.
-        fidelity: Of the simulator's fast rung.
+        fidelity: Of the simulator's fast rung, under what is in ``fresh``.
+        held_out_fidelity: The same under what is in ``held_out``.
     """
 
     trials: dict[int, Outcome] = field(default_factory=dict)
@@ -68,7 +74,8 @@ class Found:
     held_out: dict[str, Outcome] = field(default_factory=dict)
     sensitivity: dict[str, list[tuple[Any, Outcome]]] = field(default_factory=dict)
     importance: dict[str, Any] | None = None
-    fidelity: dict[str, Any] | None = None
+    fidelity: dict[str, Fidelity] = field(default_factory=dict)
+    held_out_fidelity: dict[str, Fidelity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,17 +114,23 @@ class Setting:
         return self.study.objectives[0]
 
 
-def summary(outcome: Outcome, metric: str = REACHES) -> dict[str, Any]:
-    """Mean and bootstrap interval over seeds of the objective, and the mean of each metric."""
+def summary(outcome: Outcome, metric: str = REACHES, error: Error | None = None) -> dict[str, Any]:
+    """Mean and interval of the objective, and the mean of each metric.
+
+    Args:
+        outcome: What was run.
+        metric: The objective.
+        error: The simulator's own, relative; None where it is not known.
+    """
     if not outcome.complete:
         return {"state": outcome.state, "reason": outcome.reason, "mean": None, "per_seed": []}
     values = [run[metric] for run in outcome.per_seed]
-    center, low, high = interval(values)
+    if error is not None:
+        size = outcome.mean(metric)
+        error = size * error[0], size * error[1]
     return {
         "state": "complete",
-        "mean": center,
-        "low": low,
-        "high": high,
+        **figures(values, error),
         "per_seed": values,
         "metrics": _means(outcome.per_seed),
     }
@@ -191,7 +204,8 @@ def build(
         for row in complete:
             row["gain_of_best"] = against(best["per_seed"], row["per_seed"], objective.direction)
         hold_together([row for row in complete if row is not best])
-    fresh = _compared(setting, found.fresh)
+    own = OwnErrors(metric=objective.metric, measured=found.fidelity)
+    measured = found.fidelity.get("")
     document: dict[str, Any] = {
         "schema": 1,
         "study": study.name,
@@ -206,20 +220,20 @@ def build(
         "planned": setting.planned,
         "counts": _counts(rows),
         "trials": rows,
-        "best": None if best is None else _best(best, found, objective.metric),
+        "best": None if best is None else _best(best, found, own),
         "pareto": _pareto(setting, complete),
-        **fresh,
+        **_compared(setting, found.fresh, own),
         "held_out": _held_out(setting, found),
         "recommendation": recommend(setting, found),
         "sensitivity": [
             {
                 "field": name,
-                "values": [{"value": v, **_figures(o, objective.metric)} for v, o in values],
+                "values": [{"value": v, **_over_seeds(o, objective.metric)} for v, o in values],
             }
             for name, values in found.sensitivity.items()
         ],
         "importance": found.importance,
-        "fidelity": found.fidelity,
+        "fidelity": None if measured is None else measured.to_json(),
         "assumed": [
             {"name": p.name, "value": p.value, "unit": p.unit, "why": p.why}
             for p in calibration.assumed
@@ -236,21 +250,9 @@ def build(
             "simulated": True,
         },
     }
-    _own_errors(document, objective.metric)
     if policy is not None and best is not None:
         document["policy"] = with_provenance(policy, document).to_json()
     return document
-
-
-def _own_errors(document: dict[str, Any], metric: str) -> None:
-    """The simulator's own error, into what is known of it: best and default."""
-    own = document["fidelity"]
-    if own is None:
-        return
-    for part in (document, document["held_out"]):
-        if part is not None:
-            widen_figures(part["best"], metric, own)
-            widen_figures(part["default"], metric, own.get("default"))
 
 
 def _objective(objective: Objective) -> dict[str, Any]:
@@ -285,20 +287,22 @@ def _pareto(setting: Setting, complete: Sequence[Mapping[str, Any]]) -> list[int
     return _screen.front(values, objectives)
 
 
-def _best(row: Mapping[str, Any], found: Found, metric: str) -> dict[str, Any]:
+def _best(row: Mapping[str, Any], found: Found, own: OwnErrors) -> dict[str, Any]:
     """Figures of the best on fresh seeds; on its own where time did not allow that."""
     outcome = found.fresh.get("")
     fresh = outcome is not None and outcome.complete
-    figures = summary(outcome, metric) if fresh and outcome is not None else row
+    shown = row
+    if fresh and outcome is not None:
+        shown = summary(outcome, own.metric, own.absolute(""))
     return {
         "number": row["number"],
         "params": row["params"],
-        **{k: figures[k] for k in ("mean", "low", "high", "metrics", "per_seed")},
+        **{k: shown[k] for k in BEST},
         "fresh": fresh,
     }
 
 
-def _compared(setting: Setting, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _compared(setting: Setting, outcomes: Mapping[str, Outcome], own: OwnErrors) -> dict[str, Any]:
     """Default, baselines and ablations beside the best on the same seeds."""
     objective = setting.objective
     best = outcomes.get("")
@@ -306,10 +310,12 @@ def _compared(setting: Setting, outcomes: Mapping[str, Outcome]) -> dict[str, An
     for name, outcome in outcomes.items():
         if name == "":
             continue
-        rows[name] = {"name": name, **summary(outcome, objective.metric)}
+        rows[name] = {"name": name, **summary(outcome, objective.metric, own.absolute(name))}
         if best is not None and best.complete and outcome.complete:
             mine, theirs = ([run[objective.metric] for run in o.per_seed] for o in (best, outcome))
-            rows[name]["gain_of_best"] = against(mine, theirs, objective.direction)
+            rows[name]["gain_of_best"] = against(
+                mine, theirs, objective.direction, own.of_difference(name)
+            )
     hold_together(list(rows.values()))
     study = setting.study
     return {
@@ -323,15 +329,16 @@ def _held_out(setting: Setting, found: Found) -> dict[str, Any] | None:
     held = setting.calibration.held_out
     if held is None or "" not in found.held_out:
         return None
+    own = OwnErrors(metric=setting.objective.metric, measured=found.held_out_fidelity)
     return {
         "calibration": held.fingerprint,
         "span": _span(held),
-        "best": summary(found.held_out[""], setting.objective.metric),
-        **_compared(setting, found.held_out),
+        "best": summary(found.held_out[""], own.metric, own.absolute("")),
+        **_compared(setting, found.held_out, own),
     }
 
 
-def _figures(outcome: Outcome, metric: str) -> dict[str, Any]:
+def _over_seeds(outcome: Outcome, metric: str) -> dict[str, Any]:
     row = summary(outcome, metric)
     return {k: row.get(k) for k in ("mean", "low", "high")}
 

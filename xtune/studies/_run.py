@@ -90,7 +90,7 @@ def run_study(
             run.stores(storage, name)
             for file, content in (files or {}).items():
                 write_atomically(folder / file, content)
-            document = run.all(note, cache)
+            document = run.all(note)
         write(folder, document)
     return document
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # With n seeds on the same side, chance alone puts them there in 2 of 2**n cases: 6 % at five.
@@ -15,9 +15,13 @@ ERROR_RATE = 0.05
 POWER = 0.8
 NORMAL_95 = 1.96
 MOST_SEEDS_NEEDED = 100_000
+SMALLEST_P = -100.0  # its exponent; below it, 0
+
+Interval = tuple[float, float | None, float | None]  # mean, low, high
+Error = tuple[float, float]  # bias and sd of the simulator itself
 
 
-def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+def interval(values: Sequence[float]) -> Interval:
     """Mean and interval; one seed tells nothing of the others, so its interval is unknown."""
     from xtune.sim import mean_interval
 
@@ -39,36 +43,92 @@ def gains(best: Sequence[float], other: Sequence[float], direction: str) -> list
     return [sign * (o - b) / abs(o) for b, o in zip(best, other, strict=True)]
 
 
+def figures(
+    values: Sequence[float],
+    error: Error | None = None,
+    over_seeds: Callable[[Sequence[float]], Interval] = interval,
+) -> dict[str, Any]:
+    """Mean over seeds with its 95 % interval.
+
+    Args:
+        values: One a seed.
+        error: The simulator's own, in the unit of the mean; None where it is not known.
+        over_seeds: Mean and interval of what varies with the seed.
+
+    Returns:
+        ``mean``; ``low`` and ``high``, which hold both; ``over_seeds``, the interval without the
+        simulator's own error; ``own_error``.
+    """
+    mean, low, high = over_seeds(values)
+    seeds = {"low": low, "high": high}
+    if low is not None and high is not None:
+        low, high = widen(mean, low, high, error)
+    own = None if error is None else {"bias": error[0], "sd": error[1]}
+    return {"mean": mean, "low": low, "high": high, "over_seeds": seeds, "own_error": own}
+
+
 def against(
-    best: Sequence[float], other: Sequence[float], direction: str = "minimize"
+    best: Sequence[float],
+    other: Sequence[float],
+    direction: str = "minimize",
+    error: Error | None = None,
 ) -> dict[str, Any]:
     """Paired difference over common seeds, as a share of ``other``.
 
-    Positive: the best is better by that share. The interval is a bootstrap over seeds, ``p`` the
-    chance of a mean at least that far beyond ``RESOLUTION`` were the true one within it (paired
-    Student's t); ``told_apart`` is whether that is below 5 %. ``None`` where there are too few
-    seeds to say, or where a value of the other is 0.
+    Positive: the best is better by that share. To its :func:`figures` come ``p``, the chance of a
+    mean at least that far beyond ``RESOLUTION`` were the true one within it, and ``told_apart``,
+    whether that is below 5 %. ``None`` where there are too few seeds to say, or where a value of
+    the other is 0.
+
+    Args:
+        best: One value a seed.
+        other: The same seeds.
+        direction: ``minimize``: less is better.
+        error: The simulator's own in a relative difference of the two; None where not known.
     """
     shares = gains(best, other, direction)
     if shares is None:
-        return {"mean": None, "low": None, "high": None, "p": None, "told_apart": None}
-    mean, low, high = interval(shares)
-    chance = p_value(shares) if len(shares) >= FEWEST_SEEDS else None
+        nothing = dict.fromkeys(("mean", "low", "high", "over_seeds", "own_error"))
+        return {**nothing, "p": None, "told_apart": None}
+    error = error_of_gain(shares, direction, error)
+    chance = p_value(shares, error) if len(shares) >= FEWEST_SEEDS else None
     apart = None if chance is None else chance < ERROR_RATE
-    return {"mean": mean, "low": low, "high": high, "p": chance, "told_apart": apart}
+    return {**figures(shares, error), "p": chance, "told_apart": apart}
 
 
-def p_value(shares: Sequence[float]) -> float:
-    """Two-sided p of paired shares against a true mean within ``RESOLUTION`` of 0."""
-    from scipy.stats import t
+def error_of_gain(shares: Sequence[float], direction: str, error: Error | None) -> Error | None:
+    """Error of a gain: it is a share of the other, and the best is a part or more of that."""
+    if error is None:
+        return None
+    gain = math.fsum(shares) / len(shares)
+    part = 1.0 - gain if direction == "minimize" else 1.0 + gain
+    return abs(part) * error[0], abs(part) * error[1]
+
+
+def p_value(shares: Sequence[float], error: Error | None = None) -> float:
+    """Two-sided p of paired shares against a true mean within ``RESOLUTION`` of 0.
+
+    Paired Student's t. With the simulator's own error: the level at which the interval that holds
+    both, half widths in quadrature, would just reach ``RESOLUTION``.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm, t
 
     mean, deviation = _moments(shares)
-    beyond = abs(mean) - RESOLUTION
+    beyond, freedom = abs(mean) - RESOLUTION, len(shares) - 1
+    seeds, own = deviation / math.sqrt(len(shares)), _own(error) / NORMAL_95
     if beyond <= 0:
         return 1.0
-    if deviation == 0.0:
+    if own == 0.0:
+        return float(2 * t.sf(beyond / seeds, freedom)) if seeds else 0.0
+
+    def short_of(exponent: float) -> float:
+        tail = 10**exponent / 2
+        return beyond - math.hypot(t.isf(tail, freedom) * seeds, norm.isf(tail) * own)
+
+    if short_of(SMALLEST_P) >= 0:
         return 0.0
-    return float(min(1.0, 2 * t.sf(beyond * math.sqrt(len(shares)) / deviation, len(shares) - 1)))
+    return float(10 ** brentq(short_of, SMALLEST_P, 0.0))
 
 
 def hold_together(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -91,7 +151,7 @@ def recommendation(
     default: Sequence[float],
     direction: str,
     where: str,
-    error: tuple[float, float] | None = None,
+    error: Error | None = None,
 ) -> dict[str, Any]:
     """Whether to use the tuned policy in place of the default one.
 
@@ -100,18 +160,16 @@ def recommendation(
         default: Of the study's base on the same seeds.
         direction: ``minimize``: less is better.
         where: What they were run on, for the sentence.
-        error: Bias and sd of the simulator in such a difference; None where not known.
+        error: The simulator's own in a relative difference of the two; None where not known.
     """
     shares = gains(best, default, direction)
     if shares is None:
         return unsaid("the default's figure is 0 on a seed, so that there is no share of it")
     if len(shares) < 2:
         return unsaid("there are not enough seeds of both policies to compare them")
-    mean, *seeds = t_interval(shares)
-    low, high = widen(mean, seeds[0], seeds[1], error)
-    difference = {
-        "mean": mean, "low": low, "high": high, "over_seeds": {"low": seeds[0], "high": seeds[1]},
-    }  # fmt: skip
+    error = error_of_gain(shares, direction, error)
+    difference = figures(shares, error, t_interval)
+    mean, low, high = (difference[k] for k in ("mean", "low", "high"))
     span = f"{mean:.2%} [{low:.2%}, {high:.2%}]"
     over = f"over the default on {where}, {len(shares)} seeds"
     needed = None
@@ -143,9 +201,7 @@ def unsaid(why: str) -> dict[str, Any]:
     }
 
 
-def widen(
-    center: float, low: float, high: float, error: tuple[float, float] | None
-) -> tuple[float, float]:
+def widen(center: float, low: float, high: float, error: Error | None) -> tuple[float, float]:
     """An interval over seeds with the simulator's own error in it, in quadrature.
 
     Args:
@@ -160,7 +216,7 @@ def widen(
     return center - math.hypot(center - low, own), center + math.hypot(high - center, own)
 
 
-def _own(error: tuple[float, float] | None) -> float:
+def _own(error: Error | None) -> float:
     """Half of the 95 % interval of the simulator's own error."""
     return 0.0 if error is None else math.hypot(error[0], NORMAL_95 * error[1])
 
@@ -174,7 +230,7 @@ def t_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def seeds_needed(shares: Sequence[float], error: tuple[float, float] | None = None) -> int | None:
+def seeds_needed(shares: Sequence[float], error: Error | None = None) -> int | None:
     """Seeds that settle it with a chance of 80 %, were mean and deviation what they seem.
 
     Settled: the interval lies beyond ``RESOLUTION``, or within it on both sides, whichever the

@@ -188,12 +188,16 @@ def _cancel(tasks: Sequence[_Task]) -> None:
             part.cancel()
 
 
+def seconds_left(deadline: float) -> float | None:
+    """Until a deadline on the monotonic clock; None where there is none."""
+    return None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+
+
 def _gather(job: Job, parts: Parts, deadline: float) -> Outcome:
     results = []
     for future in parts:
-        left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
         try:
-            results.append(future.result(timeout=left))
+            results.append(future.result(timeout=seconds_left(deadline)))
         except (TimeoutError, BrokenProcessPool):
             raise
         except XtuneError as error:
