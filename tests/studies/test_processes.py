@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
 
+from tests.studies.postgres import server
 from xtune.executor import open_executor
 from xtune.lake import Lake
 from xtune.sim import Calibration
 from xtune.studies import Options, run_study
-from xtune.studies._storage import alone
+from xtune.studies._storage import alone, opened
 from xtune.studies._toml import load_study
 
 pytestmark = pytest.mark.slow
@@ -57,12 +60,12 @@ def copied(small: tuple[Lake, Calibration], to: Path) -> Path:
     return to
 
 
-def start(root: Path, *words: str, **how: Any) -> subprocess.Popen[str]:
+def start(root: Path, *words: str, env: dict[str, str] = ENVIRONMENT) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "xtune", "tune", "--study", str(root / "own.toml"), "--json",
                "--lake", str(root), *words]  # fmt: skip
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        start_new_session=True, **how,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -132,3 +135,57 @@ def test_a_second_coordinator_on_a_journal_is_refused(root: Path) -> None:
         out, error = other.communicate(timeout=200)
     assert (other.returncode, out) == (1, "")
     assert f"another xtune tune runs this study (process {os.getpid()})" in error
+
+
+def test_of_two_on_one_database_one_is_killed_and_the_other_does_the_rest(
+    small: tuple[Lake, Calibration], root: Path, tmp_path: Path
+) -> None:
+    """Nothing is done twice but what the killed one was at; the result is the undisturbed one."""
+    # Long enough that each evaluation takes a while.
+    longer = {**ENVIRONMENT, "XTUNE_TUNE_ITERATIONS": "2000"}
+    expected = finish(start(copied(small, tmp_path / "other"), env=longer))
+    with server() as (url, _), opened(Path(), url) as storage:
+        words = ("--storage", url, "--workers", "1")
+        victim, other = both = [start(root, *words, env=longer) for _ in range(2)]
+        wait_until_shared(both, storage)
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.communicate()
+        out, error = other.communicate(timeout=400)
+        assert other.returncode == 0, error
+        assert json.loads(out) == expected
+        again = start(root, *words, env=longer)
+        out, says = again.communicate(timeout=200)
+        assert "nothing to do: 6 of 6 trials are there" in says
+        assert json.loads(out) == expected
+        kept = of(storage)
+    lost = 0
+    for name, records in kept.items():
+        if name.endswith("#leases"):
+            lost = sum(t.state == TrialState.FAIL for t in records)
+            assert all(t.state != TrialState.RUNNING for t in records)
+            continue
+        known = "key" if name.endswith("#presets") else "number"
+        keys = [t.user_attrs[known] for t in records]
+        assert len(keys) == len(set(keys)) > 0
+    assert error.count("a process that held an evaluation is gone") == lost <= 1
+
+
+def of(storage: BaseStorage) -> dict[str, list[FrozenTrial]]:
+    """What a database holds, by the name of Optuna's study."""
+    studies = storage.get_all_studies()
+    return {s.study_name: storage.get_all_trials(s._study_id, deepcopy=False) for s in studies}
+
+
+def wait_until_shared(both: list[subprocess.Popen[str]], storage: BaseStorage) -> None:
+    """Until some evaluations are stored, and each of two processes is at another."""
+    deadline = time.monotonic() + 200
+    while all(process.poll() is None for process in both):
+        assert time.monotonic() < deadline
+        for name, records in of(storage).items():
+            states = [t.state for t in records]
+            done, under_way = map(states.count, (TrialState.COMPLETE, TrialState.RUNNING))
+            if name.endswith("#leases") and done >= 3 and under_way == 2:
+                return
+        time.sleep(0.01)
+    ended = next(process for process in both if process.poll() is not None)
+    raise AssertionError(f"one ended before both were at work: {ended.communicate()[1]}")

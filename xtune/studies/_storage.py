@@ -211,13 +211,15 @@ def _journal(folder: Path) -> JournalFileBackend:
 
 
 def open_storage(folder: Path, url: str) -> BaseStorage:
-    """Optuna's storage: a journal in ``folder``, or what ``url`` names.
+    """Optuna's storage: a journal in ``folder``, or what ``url`` names; Optuna is quiet from now.
 
     Raises:
         StudyError: The storage cannot be opened; no password is shown.
     """
+    import optuna
     from optuna.storages import JournalStorage, RDBStorage
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     secret = _password(url)
     try:
         if not url:

@@ -99,7 +99,6 @@ class TrialStore:
     ) -> None:
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._objectives = objectives
         directions = [objective.direction for objective in objectives]
         try:
