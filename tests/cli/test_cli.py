@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-
-def xtune(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("XTUNE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "xtune", *words],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**clean, **environment},
-        check=False,
-    )
-
+from tests.commands import xtune
 
 FLAGS = {
     "collect": "debug dry-run duration fabric follow help host host-map interval job json kind "
@@ -86,6 +73,15 @@ def test_exit_status_and_one_line(words: tuple[str, ...], status: int, tmp_path:
     if status == 1:
         assert len(done.stderr.strip().splitlines()) == 1
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--version"], 0), (["query", "select 1"], 1), (["nonsense"], 2)]
+)
+def test_the_process_ends_with_that_status(words: list[str], status: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "xtune", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
 
 
 @pytest.mark.parametrize(

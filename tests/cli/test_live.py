@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.cli.test_cli import xtune
+from tests.commands import xtune
 from xtune.lake import Lake
 
 TREE = Path(__file__).parents[2] / "data_samples" / "cluster" / "sysfs" / "node01"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import xtune
+from tests.commands import xtune
 
 
 @pytest.mark.parametrize("pair", ["nonsense=x", "loss", "=x"])

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.cli.test_cli import xtune
+from tests.commands import xtune
 from tests.pipelines.lakes import A, at, new_lake, port_rows, put
 from xtune.collectors import all_collectors
 from xtune.console import json_rows, rfc3339, table, visible

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli import xtune
+from tests.commands import xtune
 from tests.samples import samples
 from xtune.lake import Lake
 from xtune.pipelines import query
