@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
         return "-"
     if float(value).is_integer() and abs(value) < 1e12:
         return f"{int(value):,}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:
@@ -31,6 +31,23 @@ def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.1%}".replace("-0.0%", "0.0%")
+
+
+def share_span(figures: Mapping[str, Any] | None) -> str | None:
+    """Interval of a share; None where there is none."""
+    if not figures or figures["low"] is None:
+        return None
+    return f"{percent(figures['low'])} .. {percent(figures['high'])}"
+
+
+def intervals_hold(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What the intervals of compared policies hold, in a sentence."""
+    if any(row.get("own_error") for row in rows):
+        return (
+            "The 95 % intervals hold the noise of the seeds and the simulator's own error;"
+            " the last column the gain's noise of the seeds alone."
+        )
+    return "The 95 % intervals are over the seeds alone: the simulator's own error is not in them."
 
 
 def moment(ns: int) -> str:

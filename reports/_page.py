@@ -87,8 +87,9 @@ def _block(block: Block, name: str, content: Content, figures: dict[str, Any]) -
 
 
 def _grid(grid: Grid, name: str, content: Content) -> str:
-    head = "".join(f'<th scope="col" tabindex="0">{escape(c)}</th>' for c in grid.columns)
     numeric = [all(map(_is_number, column)) for column in zip(*grid.rows, strict=True)]
+    numeric = numeric or [False] * len(grid.columns)
+    head = "".join(map(_head, grid.columns, numeric))
     rows = "".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in grid.rows)
     search = (
         f'<input type="search" data-table="{name}" aria-label="{content.words("search")}" '
@@ -105,20 +106,29 @@ def _grid(grid: Grid, name: str, content: Content) -> str:
     )
 
 
+def _head(title: str, numeric: bool) -> str:
+    mark = ' class="n"' if numeric else ""
+    return f'<th scope="col" tabindex="0"{mark}>{escape(title)}</th>'
+
+
 def _is_number(value: object) -> bool:
-    return not isinstance(value, str) or NUMERIC.fullmatch(value) is not None or value == "-"
+    """Whether a cell is a number, its text, or unknown."""
+    if isinstance(value, str):
+        return value == "-" or NUMERIC.fullmatch(value) is not None
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _cell(value: object, numeric: bool) -> str:
     """One cell; ``numeric``: its column's texts are numbers, and sorted by value."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return '<td class="n" data-v="">-</td>'  # unknown: sorted behind all that is known
+        mark = ' class="n"' if numeric else ""
+        return f'<td{mark} data-v="">-</td>'  # unknown: sorted behind all that is known
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
         return f'<td class="n" data-v="{value!r}">{text}</td>'
     text = str(value)
     if text == "-":
-        return _cell(None, numeric)
+        return _cell(None, numeric=True)
     if numeric:
         return f'<td class="n" data-v="{float(text.rstrip("%").replace(",", ""))!r}">{text}</td>'
     mark = ' class="wide"' if len(text) > WIDE_TEXT else ""

@@ -7,7 +7,13 @@ from typing import Any
 
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import number, objective_label, percent
+from xtune.reports._figures import (
+    intervals_hold,
+    number,
+    objective_label,
+    percent,
+    share_span,
+)
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -19,11 +25,12 @@ def build(content: Content) -> Sequence[Block]:
     label = objective_label(study["objective"], words)
     columns = [words("policy"), label, words("low"), words("high")]
     columns += ["mean step, s", "jitter, s", "ratio vs bf16", words("gain of the best"), "95 %"]
+    columns += [words("seeds alone")]
     rows = []
     for row in (*study["baselines"], *study["ablations"]):
         if row["state"] != "complete":
             why = row.get("reason", row["state"])  # columns of numbers hold numbers alone
-            rows.append((f"{row['name']}: {why}", *[None] * 8))
+            rows.append((f"{row['name']}: {why}", *[None] * 9))
             continue
         metrics, gain = row["metrics"], row.get("gain_of_best")
         rows.append(
@@ -33,14 +40,13 @@ def build(content: Content) -> Sequence[Block]:
                 *(number(metrics.get(k)) for k in ("mean_step_s", "jitter_s")),
                 percent(metrics.get("ratio_vs_bf16")),
                 percent(gain["mean"]) if gain else None,
-                f"{percent(gain['low'])} .. {percent(gain['high'])}"
-                if gain and gain["low"] is not None
-                else None,
+                share_span(gain),
+                share_span(gain.get("over_seeds")) if gain else None,
             )
         )
     text = (
         f"Same seeds for all, so differences are paired. Gain: by how much {_better(study)}. "
-        f"All of it simulated."
+        f"All of it simulated. {intervals_hold((*study['baselines'], *study['ablations']))}"
     )
     return (Text(text=text), Grid(columns=columns, rows=rows))
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import number, objective_label, percent
+from xtune.reports._figures import (
+    intervals_hold,
+    number,
+    objective_label,
+    percent,
+    share_span,
+)
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -20,7 +27,7 @@ def build(content: Content) -> Sequence[Block]:
     columns = [words("policy"), label, words("low"), words("high")]
     rows: list[tuple[object, ...]] = [
         (words("tuned policy"), *(number(held["best"].get(k)) for k in ("mean", "low", "high")),
-         None, None)
+         None, None, None)
     ]  # fmt: skip
     for row in (*held["baselines"], *held.get("ablations", ())):
         gain = row.get("gain_of_best")
@@ -29,21 +36,25 @@ def build(content: Content) -> Sequence[Block]:
                 row["name"],
                 *(number(row.get(k)) for k in ("mean", "low", "high")),
                 percent(gain["mean"]) if gain else None,
-                f"{percent(gain['low'])} .. {percent(gain['high'])}"
-                if gain and gain["low"] is not None
-                else None,
+                share_span(gain),
+                share_span(gain.get("over_seeds")) if gain else None,
             )
         )
     span = held.get("span") or {}
-    days = f"{span.get('from')} to {span.get('to')}" if span.get("from") else words("unknown")
+    first, last = (_seconds(span.get(end)) for end in ("from", "to"))
+    days = f"{first} to {last}" if first else words("unknown")
     text = (
         f"Fitted on telemetry that the search never saw ({days}), same seeds for all; simulated. "
-        f"This, and not the trials' own figure, is what to expect."
+        f"This, and not the trials' own figure, is what to expect. "
+        f"{intervals_hold((held['best'], *held['baselines']))}"
     )
-    return (
-        Text(text=text),
-        Grid(columns=[*columns, words("gain of the best"), "95 %"], rows=rows),
-    )
+    columns += [words("gain of the best"), "95 %", words("seeds alone")]
+    return (Text(text=text), Grid(columns=columns, rows=rows))
+
+
+def _seconds(time: str | None) -> str | None:
+    """A time of a result without what is below a second."""
+    return None if time is None else re.sub(r"\.\d+", "", time)
 
 
 SECTION = Section(name="held_out", order=52, title="On held-out days", build=build)

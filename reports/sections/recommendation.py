@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xtune.reports._base import Block, Figures, Section, Text
 from xtune.reports._data import Content
-from xtune.reports._figures import number, percent
+from xtune.reports._figures import number, percent, share_span
 
 
 def build(content: Content) -> Sequence[Block]:
@@ -17,8 +17,16 @@ def build(content: Content) -> Sequence[Block]:
         return ()
     words = content.words
     rows = [(words("verdict"), words(advice["verdict"].replace("_", " ")), words("simulated"))]
+    gain = advice.get("difference")
+    if gain:
+        span, seeds = share_span(gain), share_span(gain.get("over_seeds"))
+        remark = f"95 %: {span}"
+        if gain.get("own_error"):
+            remark += f"; {words('seeds alone')} {seeds}"
+        rows.append((words("gain over the default"), percent(gain["mean"]), remark))
     if advice.get("seeds_needed") is not None:
-        rows.append((words("seeds that would settle it"), number(advice["seeds_needed"]), ""))
+        needed = number(advice["seeds_needed"])
+        rows.append((words("seeds for an 80 % chance to settle it"), needed, "tune.seeds"))
     fidelity = study.get("fidelity")
     if fidelity:
         remark = f"± {percent(fidelity['sd'])}, {number(fidelity['windows'])} {words('windows')}"

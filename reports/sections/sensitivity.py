@@ -22,7 +22,10 @@ def build(content: Content) -> Sequence[Block]:
         return ()
     fields = sorted(fields, key=_reach, reverse=True)
     flat = [f["field"] for f in fields if _reach(f) == 0.0]
-    text = "Around the best point, one field at a time, on the simulator; 95 % intervals."
+    text = (
+        "Around the best point, one field at a time, on the simulator; 95 % intervals over the"
+        " seeds."
+    )
     if flat:
         text += f" Nothing changes with: {', '.join(flat)}."
     moving = [f for f in fields if _reach(f) > 0.0][:MOST_FIELDS]
@@ -44,10 +47,11 @@ def _known(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _plots(objective: Mapping[str, Any], fields: Sequence[Mapping[str, Any]]) -> Plot:
     from plotly.subplots import make_subplots
 
-    rows = -(-len(fields) // COLUMNS)
+    columns = min(COLUMNS, len(fields))
+    rows = -(-len(fields) // columns)
     figure = make_subplots(
         rows=rows,
-        cols=COLUMNS,
+        cols=columns,
         subplot_titles=[f["field"] for f in fields],
         vertical_spacing=0.35 / rows,
     )
@@ -65,8 +69,8 @@ def _plots(objective: Mapping[str, Any], fields: Sequence[Mapping[str, Any]]) ->
             mode="lines+markers",
             line={"color": INK},
             showlegend=False,
-            row=i // COLUMNS + 1,
-            col=i % COLUMNS + 1,
+            row=i // columns + 1,
+            col=i % columns + 1,
         )
     # One scale for all: a field that does little must look as if it does.
     figure.update_yaxes(matches="y", automargin=True)

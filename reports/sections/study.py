@@ -105,7 +105,7 @@ def _sentence(study: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> st
     text = (
         f"{study['title']}: {_complete(study, done)},"
         f" {study['provenance']['iterations']} iterations, calibration {study['calibration']}; "
-        f"simulated. Intervals are 95 % bootstrap intervals over the seeds."
+        f"simulated. Intervals of trials are 95 % bootstrap intervals over the seeds alone."
     )
     best = study["best"]
     if best is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,13 @@ import pytest
 
 from tests.browser import page
 from tests.pipelines.lakes import A, at, new_lake, put
+from tests.sim_loop.made import made
+from tests.studies.analytic import OPTIONS, lake_in, search
 from xtune.lake import Lake
-from xtune.reports import build_report
+from xtune.proofs import studies_table
+from xtune.reports import _page, build_report
+from xtune.reports._base import Grid
+from xtune.reports._figures import number
 from xtune.reports.sections import verdict
 
 SECTIONS = {"history", "pareto", "importance", "sensitivity", "held_out", "recommendation"}
@@ -25,7 +32,11 @@ OLD: dict[str, Any] = {
 
 
 def gain(mean: float) -> dict[str, Any]:
-    return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": 0.01, "told_apart": True}
+    return {
+        "mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": 0.01, "told_apart": True,
+        "over_seeds": {"low": mean - 0.005, "high": mean + 0.005},
+        "own_error": {"bias": 0.001, "sd": 0.004},
+    }  # fmt: skip
 
 
 def trial(number: int, state: str, time_s: float | None, penalty: float = 0.0) -> dict[str, Any]:
@@ -85,11 +96,12 @@ def searched() -> dict[str, Any]:
             {"field": "a.f3", "values": [{"value": 1, "mean": 9.0, "low": 9.0, "high": 9.0}]},
         ],
         "held_out": {
-            "span": {"from": "2026-03-02T00:00:00Z", "to": "2026-03-03T00:00:00Z"},
+            "span": {"from": "2026-03-02T00:00:00.000000000Z", "to": "2026-03-03T00:00:00Z"},
             "best": {"mean": 99.0, "low": 98.0, "high": 100.0}, "baselines": baselines,
         },
         "recommendation": {
             "verdict": "no_difference", "text": "No difference <b>yet</b>.", "seeds_needed": 40,
+            "difference": gain(0.2),
         },
         "fidelity": {"bias": -0.012, "sd": 0.034, "windows": 20},
     }  # fmt: skip
@@ -160,18 +172,37 @@ def test_front_importance_and_surroundings(
 def test_held_out_days_and_advice(lake: Lake, tmp_path: Path, searched: dict[str, Any]) -> None:
     found = cards(lake, tmp_path, searched)
     text, grid = found["held_out"]
-    assert "2026-03-02T00:00:00Z to 2026-03-03T00:00:00Z" in text["text"]
+    assert "(2026-03-02T00:00:00Z to 2026-03-03T00:00:00Z)" in text["text"]
+    assert text["text"].endswith("the simulator's own error is not in them.")
     assert grid["rows"] == [
-        ["tuned policy", "99", "98", "100", None, None],
-        ["static_dense", "130", "1", "2", "20.0%", "19.0% .. 21.0%"],
+        ["tuned policy", "99", "98", "100", None, None, None],
+        ["static_dense", "130", "1", "2", "20.0%", "19.0% .. 21.0%", "19.5% .. 20.5%"],
     ]
     advice, figures = found["recommendation"]
     assert advice["text"] == "No difference <b>yet</b>."
     assert figures["rows"] == [
         ["verdict", "no difference", "simulated"],
-        ["seeds that would settle it", "40", ""],
+        [
+            "gain over the default",
+            "20.0%",
+            "95 %: 19.0% .. 21.0%; seeds alone 19.5% .. 20.5%",
+        ],
+        ["seeds for an 80 % chance to settle it", "40", "tune.seeds"],
         ["step time against the full fabric model", "-1.2%", "± 3.4%, 20 windows"],
     ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_intervals_hold_is_said(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any], known: bool
+) -> None:
+    own = {"bias": 1.0, "sd": 2.0} if known else None
+    searched["held_out"]["best"]["own_error"] = own
+    searched["baselines"][0]["own_error"] = own
+    found = cards(lake, tmp_path, searched)
+    for name in ("held_out", "baselines"):
+        assert ("and the simulator's own error" in found[name][0]["text"]) is known
+        assert ("over the seeds alone: the simulator's" in found[name][0]["text"]) is not known
 
 
 @pytest.mark.parametrize("part", sorted(SECTIONS))
@@ -263,3 +294,45 @@ def test_a_search_says_on_how_many_seeds_it_screened(
     found = cards(lake, tmp_path, searched)
     text = next(b["text"] for b in found["study"] if b["kind"] == "text")
     assert "complete on 3 seeds, the 3 most promising of them again on 5," in text
+
+
+def test_a_table_puts_numbers_to_the_right_and_words_to_the_left() -> None:
+    """Truth values are words; so is what is unknown among words."""
+    content: Any = None
+    grid = Grid(columns=["a", "b", "c"], rows=[(True, "1,291", "x"), (False, None, None)])
+    html = _page._grid(grid, "t", content)
+    heads = re.findall(r"<th [^>]*>", html)
+    assert ['class="n"' in head for head in heads] == [False, True, False]
+    cells = re.findall(r"<td([^>]*)>([^<]*)</td>", html)
+    assert [text for _, text in cells] == ["True", "1,291", "x", "False", "-", "-"]
+    assert ['class="n"' in mark for mark, _ in cells] == [False, True, False] * 2
+    assert 'data-v="1291.0"' in cells[1][0]
+
+
+def test_large_numbers_are_not_written_in_powers() -> None:
+    shown = {12910.4: "12,910", 3931.26: "3931", 0.0123456: "0.01235", 5.0: "5", 1.5e13: "1.5e+13"}
+    assert {value: number(value) for value in shown} == shown
+
+
+def test_the_tables_of_a_lake_are_what_its_results_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibration = replace(made(), held_out=made(compute_s=0.123))
+    lake = lake_in(tmp_path)
+    document = search(lake, calibration=calibration, options=replace(OPTIONS, fidelity=True))
+    assert studies_table.main([str(lake.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    assert {len(row) for row in rows} == {9}
+    held = document["held_out"]
+    assert [row[0] for row in rows[2:]] == [
+        f"tuned (trial {document['best']['number']})", "`joint`", "`static_dense`",
+        "`compression_only`",
+    ]  # fmt: skip
+    gained = held["baselines"][0]["gain_of_best"]
+    low, high = gained["low"], gained["high"]
+    assert rows[4][2] == f"{gained['mean']:.1%} [{low:.1%}, {high:.1%}]"
+    assert lines[-1] == document["recommendation"]["text"]
+    assert studies_table.main([str(tmp_path)]) == 2
+    assert studies_table.main([str(lake.root), "none"]) == 2
+    assert "Traceback" not in capsys.readouterr().err

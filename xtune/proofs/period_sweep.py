@@ -85,7 +85,7 @@ def sweep(
         policy: What is regulated.
         seeds: Seeds of each, from 0.
         iterations: Progress each run makes.
-        said: Called with a line as each background is done.
+        said: Called with a line as each T of a background is done.
 
     Returns:
         The figures, as plain data.
@@ -100,7 +100,11 @@ def sweep(
     cache = PhaseCache()
     paces = {}
     for pace, length in PACES.items():
-        runs = _runs(at_pace(calibration, length), policy, seeds, iterations, cache)
+        varied = at_pace(calibration, length)
+        runs: Runs = {}
+        for done, period in enumerate(PERIODS, 1):
+            runs[period] = _runs(varied, policy, period, seeds, iterations, cache)
+            said(f"{pace}: T = {period}, {done} of {len(PERIODS)}")
         paces[pace] = {"episode_iterations": length, **_summary(runs)}
         said(f"{pace}: best T {paces[pace]['best']}")
     return {
@@ -117,18 +121,20 @@ def sweep(
 
 
 def _runs(
-    calibration: Calibration, policy: Policy, seeds: int, iterations: int, cache: PhaseCache
-) -> Runs:
-    """Metrics by T, one value a seed."""
-    found: Runs = {}
-    for period in PERIODS:
-        tried = replace_fields(policy, {"period.iterations": period})
-        runs = [
-            simulate(tried, calibration, seed=seed, iterations=iterations, cache=cache).metrics
-            for seed in range(seeds)
-        ]
-        found[period] = {name: np.array([run[name] for run in runs]) for name in METRICS}
-    return found
+    calibration: Calibration,
+    policy: Policy,
+    period: int,
+    seeds: int,
+    iterations: int,
+    cache: PhaseCache,
+) -> dict[str, NDArray[np.float64]]:
+    """Metrics under one T, one value a seed."""
+    tried = replace_fields(policy, {"period.iterations": period})
+    runs = [
+        simulate(tried, calibration, seed=seed, iterations=iterations, cache=cache).metrics
+        for seed in range(seeds)
+    ]
+    return {name: np.array([run[name] for run in runs]) for name in METRICS}
 
 
 def _summary(runs: Runs) -> dict[str, Any]:
