@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.commands import xtune
 from tests.planted import generate, score
 from tests.planted.files import write_files
 from xtune.lake import Lake
 
 
-def xtune(*arguments: str, folder: Path) -> str:
-    command = [sys.executable, "-m", "xtune", *arguments, "--lake", str(folder / "lake")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def run(*arguments: str, folder: Path) -> None:
+    done = xtune(*arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_collected_and_rebuilt_from_files(tmp_path: Path) -> None:
@@ -23,11 +20,11 @@ def test_collected_and_rebuilt_from_files(tmp_path: Path) -> None:
     planted = generate(4, length_s=300.0)
     files = tmp_path / "files"
     write_files(planted, files)
-    xtune("collect", *(str(p) for p in files.iterdir() if p.is_file()), folder=tmp_path)
+    run("collect", *(str(p) for p in files.iterdir() if p.is_file()), folder=tmp_path)
     for job in planted.history.plan.jobs:
         flags = ("--job", job.name, "--tz", "UTC")
-        xtune("collect", str(files / job.name), *flags, folder=tmp_path)
-    xtune("rebuild", folder=tmp_path)
+        run("collect", str(files / job.name), *flags, folder=tmp_path)
+    run("rebuild", folder=tmp_path)
     result = score(Lake.open(tmp_path / "lake"), planted.truth)
     print(result.text())
     assert result.recall >= 0.97
