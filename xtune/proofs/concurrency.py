@@ -13,7 +13,6 @@ buffers are shown.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtune.errors import UsageError, XtuneError
-from xtune.files import write_atomically
+from xtune.errors import UsageError
 from xtune.pipelines._knee import find_knee
+from xtune.proofs.command import run_study
 from xtune.sim._stats import bootstrap
 from xtune.sim.bounds import flow_ns
 from xtune.sim.congestion import Dcqcn, SharedBuffer
@@ -74,15 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     given = _parser().parse_args(arguments)
-    try:
-        report = study(Scene(), given.jobs, given.buffers, given.seeds)
-        if given.out is not None:
-            write_atomically(given.out, (json.dumps(report, indent=1) + "\n").encode())
-    except (XtuneError, OSError) as error:
-        print(f"concurrency: {error}", file=sys.stderr)
-        return 1
-    print(as_text(report))
-    return 0
+    found = run_study(
+        "concurrency",
+        lambda: study(Scene(), given.jobs, given.buffers, given.seeds),
+        as_text,
+        given.out,
+    )
+    return int(found is None)
 
 
 def study(

@@ -11,7 +11,6 @@ the real router, whose flows have two paths each; the trace does not change by t
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.errors import UsageError
-from xtune.files import write_atomically
 from xtune.policies import BurstSchedule, ForecastTable, Policy, Router
 from xtune.policies.forecast_gains import Gains, estimate_gains
 from xtune.policies.spec import Routing
+from xtune.proofs.command import check_out, write_report
 from xtune.proofs.forecast_scores import Truth, find_events, score
 from xtune.proofs.forecast_tc import measure
 from xtune.proofs.forecast_traces import BUFFERS, REGIMES, Trace, simulate
@@ -305,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study as the command line says.
 
     Returns:
-        0; 1 where the kernel's queues were asked for and cannot be had.
+        0; 1 where the kernel's queues were asked for and cannot be had, or --out cannot be.
     """
     parser = argparse.ArgumentParser(description="Measure how well forecasts warn.")
     parser.add_argument("--seed", type=int, default=0)
@@ -317,6 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not LEAST_SCALE <= given.scale <= 100 or not 1 <= given.seconds <= 3600:
         parser.error(f"--scale is from {LEAST_SCALE:g} to 100, --seconds from 1 to 3600")
     try:
+        if given.out is not None:
+            check_out(given.out)
         found = (
             tc_study(given.seconds, given.seed)
             if given.tc
@@ -329,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(as_markdown(rows), end="")
     if given.out is not None:
         document = {"seed": given.seed, "rows": [_plain(row) for row in rows]}
-        write_atomically(given.out, (json.dumps(document, indent=1) + "\n").encode())
+        write_report(given.out, document)
     return 0
 
 

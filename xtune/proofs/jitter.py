@@ -9,7 +9,6 @@ release to its last byte at the receiver.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtune.errors import UsageError, XtuneError
-from xtune.files import write_atomically
+from xtune.errors import UsageError
 from xtune.policies.phase_placement import free_share
 from xtune.policies.spec import Routing
+from xtune.proofs.command import run_study
 from xtune.sim._stats import bootstrap
 from xtune.sim.fabric import LeafSpine
 from xtune.sim.flows import Flows, build_flows, permutation, shift
@@ -99,15 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     given = _parser().parse_args(arguments)
-    try:
-        report = study(given.hosts, given.seeds)
-        if given.out is not None:
-            write_atomically(given.out, (json.dumps(report, indent=1) + "\n").encode())
-    except (XtuneError, OSError) as error:
-        print(f"jitter: {error}", file=sys.stderr)
-        return 1
-    print(as_text(report))
-    return 0
+    found = run_study("jitter", lambda: study(given.hosts, given.seeds), as_text, given.out)
+    return int(found is None)
 
 
 def study(hosts: int, seeds: int) -> dict[str, Any]:

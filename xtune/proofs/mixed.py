@@ -9,7 +9,6 @@ drawn anew for each seed. The bound of a step is reckoned from loads alone, befo
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from xtune.files import write_atomically
 from xtune.policies.spec import Routing
+from xtune.proofs.command import run_study
 from xtune.sim.bounds import payload_rate
 from xtune.sim.fabric import Backpressure, LeafSpine
 from xtune.sim.flows import Flows, build_flows, join_flows, random_pairs
@@ -224,10 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error("--seeds must be 1 or more")
-    report = run(Job(), options.seeds)
-    print(as_text(report))
-    if options.out:
-        write_atomically(options.out, (json.dumps(report, indent=1) + "\n").encode())
+    report = run_study("mixed", lambda: run(Job(), options.seeds), as_text, options.out)
+    if report is None:
+        return 1
     return int(report["ways"]["pipeline in the upper lane"]["p99_of_bound"] > 1.0)
 
 

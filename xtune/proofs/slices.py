@@ -8,7 +8,6 @@ few or many rings side by side, on fixed paths drawn by a hash and on those the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from xtune.files import write_atomically
 from xtune.policies.presets import preset
+from xtune.proofs.command import run_study
 from xtune.sim.cache import SAMPLES, PhaseCache, Phases
 from xtune.sim.network import Network, state_of
 
@@ -98,11 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.hosts <= SLICE or round(options.hosts**0.5) ** 2 != options.hosts:
         parser.error(f"--hosts {options.hosts} is not a square number above {SLICE}")
-    report = run(options.hosts)
-    print(as_text(report))
-    if options.out:
-        write_atomically(options.out, (json.dumps(report, indent=1) + "\n").encode())
-    return 0
+    found = run_study("slices", lambda: run(options.hosts), as_text, options.out)
+    return int(found is None)
 
 
 if __name__ == "__main__":
