@@ -22,11 +22,6 @@ from xtune.sim.fabric import LeafSpine
 from xtune.sim.flows import build_flows
 from xtune.sim.phase import run_phase
 
-# Whose rows the model reproduces to the band. The switches of the others do more than it models:
-# a re-routed flow is sent again from a lost place on, and a window holds sprayed packets back.
-BANDED = ("roce_ecmp", "roce_ar_flowcount")
-# Nothing here holds a sprayed sender back, as the reference's window does.
-MEAN = {"uec_oblivious": 0.09}
 WIDEST = {64: 0.60, 256: 0.50, 1024: 0.40}  # band of last under ECMP, share of its median
 
 
@@ -41,23 +36,21 @@ def check(hosts: int, seeds: int) -> list[bool]:
     inside = []
     for row in compared(hosts, seeds):
         low, high = np.quantile(row.draws[:, 0], [0.05, 0.95])
-        limit = MEAN.get(row.scheme, 0.08)
-        assert abs(row.mean_error) <= limit or low <= row.theirs[0] <= high, row
-        if row.scheme in BANDED:
-            inside += row.inside(0.05, 0.95)
+        assert abs(row.mean_error) <= 0.08 or low <= row.theirs[0] <= high, row
+        inside += row.inside(0.05, 0.95)
         if row.scheme == "roce_ecmp":
             assert row.width <= WIDEST[hosts], row
     return inside
 
 
 def test_rows_of_64_hosts_lie_in_the_bands_of_own_draws() -> None:
-    inside = check(64, 20)
-    assert len(inside) == 18
+    inside = check(64, 12)
+    assert len(inside) == 22
     assert np.mean(inside) >= 0.85
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "seeds"), [(256, 50), (1024, 5)])
+@pytest.mark.parametrize(("hosts", "seeds"), [(256, 20), (1024, 3)])
 def test_larger_rows_have_the_mean_and_the_width_of_own_draws(hosts: int, seeds: int) -> None:
     check(hosts, seeds)
 

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from xtune.policies import _core
-from xtune.sim import _choices, _rate
+from xtune.sim import _choices, _rate, _window
 from xtune.sim import _extras as x
 from xtune.sim import _layout as k
 
@@ -85,6 +85,15 @@ def begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex):  # type: ig
     while f != x.NONE:
         following = flow[f, x.NOTICE]
         cfg[k.ON_WHEEL] -= 1
+        if ex.cfg[x.WINDOWED] == 1:  # of each loss in its own step
+            lost = _window.take_loss(ex, f, step, cfg[k.DT])
+            flow[f, x.LOST] -= lost
+            flow[f, x.OWED] += lost
+            _send_again(cfg, ends, flow_u, flow_i, active, counts, f, lost)
+            if flow[f, x.LOST] > 0:
+                _await(cfg, ex, ex.notices, x.NOTICE, f, _window.next_loss(ex, f, step))
+            f = following
+            continue
         lost, flow[f, x.LOST] = flow[f, x.LOST], 0
         if ex.cfg[x.GO_BACK_N] == 1:
             _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f)
@@ -118,7 +127,13 @@ def _lose(cfg, ex, segments, f, slot, size):  # type: ignore[no-untyped-def]
         segments[f, slot, 0] -= size  # they travel again with what is sent then
     if ex.cfg[x.GO_BACK_N] == 1:
         return
-    if flow[f, x.LOST] > 0:
+    if ex.cfg[x.WINDOWED] == 1:
+        due = cfg[k.STEP] + 2 * flow[f, x.BACK]
+        ex.acks[f, due % ex.acks.shape[1], x.TRIMMED, x.ACKED] += size
+        if flow[f, x.LOST] == 0:
+            _await(cfg, ex, ex.notices, x.NOTICE, f, due)
+        flow[f, x.LOST] += size
+    elif flow[f, x.LOST] > 0:
         flow[f, x.LATER] += size
     else:
         flow[f, x.LOST] = size
@@ -138,6 +153,7 @@ def admit(cfg, ex, rng, queued, segments, source, to, f, node, slot, size):  # t
         share = ex.real[x.SHARE]
         free = ex.pool[switch] - ex.used[switch]
         room = np.int64((share * free - queued[to]) / (1.0 + share))
+        room = min(room, ex.cfg[x.MOST_QUEUED] - queued[to])
         if ex.down[source] == 1:
             kept = 0
         elif room < size:
@@ -146,7 +162,7 @@ def admit(cfg, ex, rng, queued, segments, source, to, f, node, slot, size):  # t
             queue[to, x.DROPS] += size - kept
             _lose(cfg, ex, segments, f, slot, size - kept)
     ex.used[switch] += kept
-    if ex.cfg[x.MARKING] == 1 and kept > 0:
+    if ex.cfg[x.MARKING] == 1 and ex.cfg[x.WINDOWED] == 0 and kept > 0:
         _mark(cfg, ex, rng, queued, to, node, kept)
     return kept
 
@@ -157,12 +173,19 @@ def _mark(cfg, ex, rng, queued, to, node, size):  # type: ignore[no-untyped-def]
 
     What came in this step does not count: at its full rate a port serves it in the next one.
     """
-    queue, packet = ex.queue, cfg[k.PACKET]
+    queue = ex.queue
     if queue[to, x.CAME_AT] != cfg[k.STEP]:
         queue[to, x.CAME_AT] = cfg[k.STEP]
         queue[to, x.CAME] = 0
     backlog = queued[to] - queue[to, x.CAME]
     queue[to, x.CAME] += size
+    draw_marks(cfg, ex, rng, backlog, to, node, size)
+
+
+@numba.njit
+def draw_marks(cfg, ex, rng, backlog, to, node, size):  # type: ignore[no-untyped-def]
+    """Mark the packets of a fragment at a port's lane by a queue."""
+    queue, packet = ex.queue, cfg[k.PACKET]
     # A step's piece of a packet is none of its own: packets are counted over fragments.
     queue[to, x.PART] += size
     packets = queue[to, x.PART] // packet
@@ -185,14 +208,14 @@ def _mark(cfg, ex, rng, queued, to, node, size):  # type: ignore[no-untyped-def]
 def split_note(ex, node, front, size, whole):  # type: ignore[no-untyped-def]
     """The first ``size`` bytes of a fragment of ``whole`` become one of their own."""
     rest, new = ex.notes[node // k.NODE_SIZE], ex.notes[front // k.NODE_SIZE]
-    new[x.OFFSET] = rest[x.OFFSET]
+    new[x.OFFSET], new[x.SENT_AT] = rest[x.OFFSET], rest[x.SENT_AT]
     rest[x.OFFSET] += size
     new[x.MARKS] = rest[x.MARKS] * size // whole
     rest[x.MARKS] -= new[x.MARKS]
 
 
 @numba.njit
-def receive(cfg, ex, flow_i, segments, port, f, node, slot, size):  # type: ignore[no-untyped-def]
+def receive(cfg, ex, flow_i, segments, port, f, node, slot, size, at_ns):  # type: ignore[no-untyped-def]
     """Bytes of a fragment that the receiver takes."""
     flow, note = ex.flow, ex.notes[node // k.NODE_SIZE]
     if ex.cfg[x.LOSSY] == 1 and ex.down[port] == 1:
@@ -200,18 +223,24 @@ def receive(cfg, ex, flow_i, segments, port, f, node, slot, size):  # type: igno
         _lose(cfg, ex, segments, f, slot, size)
         return 0
     step, back = cfg[k.STEP], flow[f, x.BACK]
-    if note[x.MARKS] > 0:
+    if ex.cfg[x.WINDOWED] == 1:
+        waited = at_ns - note[x.SENT_AT] - ex.window[f, x.WAY]
+        _window.take_ack(ex, f, step, size, note[x.MARKS] > 0, waited)
+    elif note[x.MARKS] > 0:
         _rate.take_mark(ex, f, step * cfg[k.DT], back * cfg[k.DT])
     if ex.cfg[x.GO_BACK_N] == 0:
         return size
+    again = ex.cfg[x.LOSSY] == 0  # a real receiver tells of one gap once
     beyond = note[x.OFFSET] - flow_i[f, k.DELIVERED]
     taken = max(0, beyond + size) if beyond <= 0 else 0
     flow[f, x.DISCARDED] += size - taken
+    if cfg[k.MODE] != k.STATIC:
+        segments[f, slot, 0] -= size - taken  # nothing of its path is under way any more
     if taken > 0:
         flow[f, x.TOLD] = 0
         flow[f, x.HEARD_AT] = step + back
-    elif beyond > 0 and flow[f, x.TOLD] == 0:
-        flow[f, x.TOLD] = 1  # of one gap once
+    elif beyond > 0 and (flow[f, x.TOLD] == 0 or (again and step >= flow[f, x.TOLD])):
+        flow[f, x.TOLD] = max(1, step + 2 * back)
         if flow[f, x.LOST] == 0:
             flow[f, x.LOST] = size
             _await(cfg, ex, ex.notices, x.NOTICE, f, step + back)
@@ -219,12 +248,13 @@ def receive(cfg, ex, flow_i, segments, port, f, node, slot, size):  # type: igno
 
 
 @numba.njit
-def note_sent(cfg, ex, flow_i, f, node, size):  # type: ignore[no-untyped-def]
+def note_sent(cfg, ex, flow_i, f, node, size, at_ns):  # type: ignore[no-untyped-def]
     """Account a fragment that leaves its source; ``TO_SEND`` is already without it."""
     flow = ex.flow
     reached = flow_i[f, k.SIZE] - flow_i[f, k.TO_SEND]
     ex.notes[node // k.NODE_SIZE, x.OFFSET] = reached - size
     ex.notes[node // k.NODE_SIZE, x.MARKS] = 0
+    ex.notes[node // k.NODE_SIZE, x.SENT_AT] = np.int64(at_ns)
     again = min(flow[f, x.OWED], size)
     flow[f, x.OWED] -= again
     flow[f, x.RESENT] += again

@@ -16,6 +16,7 @@ from xtune.policies import _core
 from xtune.sim._layout import (
     ASKED,
     BACKGROUND,
+    BAND,
     BINARY,
     BINS,
     BUFFER,
@@ -46,6 +47,7 @@ from xtune.sim._layout import (
     LEVEL,
     LEVEL_GAIN,
     MODE,
+    MOST_BANDS,
     MOVED_AT,
     MOVES,
     MOVES_PER_MS,
@@ -60,6 +62,7 @@ from xtune.sim._layout import (
     READINGS,
     REFILLED_AT,
     RISE,
+    ROUND,
     ROW,
     SIZE,
     SLOPE,
@@ -188,6 +191,16 @@ def _binary(  # type: ignore[no-untyped-def]
         budgets[row] = max(0.0, budgets[row] - 1.0)
         flow_i[f, MOVES] += 1
     return paths[f, used] if use else paths[f, k]
+
+
+@numba.njit
+def _next_entropy(rng, flow_i, paths, f):  # type: ignore[no-untyped-def]
+    """The path of a packet's entropy value: all values in turn, each round from another one."""
+    at = flow_i[f, UNITS] % paths.shape[1]
+    if at == 0:
+        flow_i[f, ROUND] = draw(rng, paths.shape[1])
+    flow_i[f, UNITS] += 1
+    return np.int64(paths[f, (at + flow_i[f, ROUND]) % paths.shape[1]])
 
 
 @numba.njit
@@ -324,7 +337,10 @@ def start_unit(  # type: ignore[no-untyped-def]
             _binary(cfg, real, ends, flow_u, flow_i, links, paths, pairs, budgets, route, f)
         )
     elif mode == SPRAY:
-        new = draw(rng, np.int64(flow_u[f, CHOICES]))
+        if paths.shape[1] > 0:
+            new = _next_entropy(rng, flow_i, paths, f)
+        else:
+            new = draw(rng, np.int64(flow_u[f, CHOICES]))
     elif mode == FLOWLET:
         new = np.int64(_flowlet(cfg, ends, flow_u, flow_i, links, paths, route, f))
     elif mode == SWITCH:
@@ -346,6 +362,16 @@ def start_unit(  # type: ignore[no-untyped-def]
 
 
 @numba.njit
+def _band_of(real, queue):  # type: ignore[no-untyped-def]
+    """The band in which a switch sees a queue: how many bounds it has reached."""
+    reached = 0.0
+    for j in range(MOST_BANDS):
+        if queue >= real[BAND + j]:
+            reached += 1.0
+    return reached
+
+
+@numba.njit
 def probe(cfg, real, queued, links, pending, window, times, hist):  # type: ignore[no-untyped-def]
     """Read every queue between switches; older readings reach the deciders after their delay."""
     step, every = cfg[STEP], cfg[PROBE_STEPS]
@@ -364,7 +390,10 @@ def probe(cfg, real, queued, links, pending, window, times, hist):  # type: igno
     if cfg[MODE] == SWITCH:  # a switch sees its queues as they are
         for lane in range(cfg[LANES]):
             for k in range(both):
-                links[lane * both + k, LEVEL] = queued[lane * cfg[PORTS] + first + k]
+                load = np.float64(queued[lane * cfg[PORTS] + first + k])
+                if real[BAND] < np.inf:
+                    load = _band_of(real, load)
+                links[lane * both + k, LEVEL] = load
         return
     seen = step - cfg[DELAY_STEPS]
     if seen >= 0 and seen % every == 0 and cfg[MODE] != STATIC:

@@ -19,13 +19,14 @@ NONE = -1  # no flow, no step
 # cfg: int64.
 (
     LOSSY, POOLED, GO_BACK_N, TIMEOUT_STEPS, MARKING, KMIN, KMAX, CNP_NS, ALPHA_NS,
-    INCREASE_NS, COUNTER, RECOVERY, NEXT_CHANGE, STRIKES, READMIT,
-    CFG_SIZE,
-) = range(16)  # fmt: skip
+    INCREASE_NS, COUNTER, RECOVERY, NEXT_CHANGE, STRIKES, READMIT, WINDOWED, MOST_QUEUED,
+    ACK_BYTES, QA_SHIFT, CFG_SIZE,
+) = range(20)  # fmt: skip
 # real: float64.
 (
-    SHARE, PMAX, GAIN, ADDITIVE, HYPER, LEAST, MARK_LOW, MARK_HIGH, MARK_TOP, REAL_SIZE,
-) = range(10)  # fmt: skip
+    SHARE, PMAX, GAIN, ADDITIVE, HYPER, LEAST, MARK_LOW, MARK_HIGH, MARK_TOP, TARGET_NS, CLEAR_NS,
+    FAIR, PROPORTION, STEADY, FAST_SHARE, CUT, LEAST_LEFT, AVERAGE, REAL_SIZE,
+) = range(19)  # fmt: skip
 # flow: int64 columns. SENT counts all bytes that left; OWED those to be sent again, ahead of new
 # ones. LOST waits for its notice, LATER for the one after it. Links of lists: NOTICE, TIMER.
 (
@@ -35,6 +36,15 @@ NONE = -1  # no flow, no step
 ) = range(23)  # fmt: skip
 # pace: float64 columns of a flow; rates in bytes per ns.
 RATE, TARGET, ALPHA, TOKENS, LINE, PACE_SIZE = range(6)
+# window: float64 columns of a flow under NSCC; bytes, ns. FLIGHT is sent and not acknowledged;
+# UNTOLD came and is not acknowledged; WAY and RTT are those without queues.
+(
+    CWND, MOST, FLIGHT, UNTOLD, WAY, RTT, MEAN_DELAY, INCREASE, COME, ACHIEVED, ADAPT_AT, CLEAR,
+    FAST, CUT_AT, ADJUSTED_AT, IGNORED, TO_IGNORE, LOSS_SEEN, ACK_STEPS, SEEN_STEP, WINDOW_SIZE,
+) = range(21)  # fmt: skip
+# acks: float64, by flow, step in which they come, and kind; then columns.
+PLAIN, MARKED_ONES, TRIMMED = range(3)
+ACKS, ACKED, DELAYS, ACK_SIZE = range(4)
 # queue: int64 columns of a port's lane. PART of a packet; CAME is what came in the step
 # CAME_AT; READ_* as of the last reading.
 (
@@ -43,8 +53,9 @@ RATE, TARGET, ALPHA, TOKENS, LINE, PACE_SIZE = range(6)
 ) = range(10)  # fmt: skip
 # health: int64 columns of a port between switches.
 LOSSES, ANSWERS, OUT, HEALTH_SIZE = range(4)
-# notes: int64 columns of a fragment. OFFSET of its first byte in its flow; MARKS on its packets.
-OFFSET, MARKS, NOTE_SIZE = range(3)
+# notes: int64 columns of a fragment. OFFSET of its first byte in its flow; MARKS on its packets;
+# SENT_AT when its last byte left its host, ns.
+OFFSET, MARKS, SENT_AT, NOTE_SIZE = range(4)
 # changes: int64 columns.
 CHANGE_STEP, CHANGE_PORT, CHANGE_RATE = range(3)
 
@@ -63,6 +74,8 @@ class Extras(NamedTuple):
         queue: Counts of each port's lane.
         flow: State of each flow.
         pace: Rates of each flow.
+        window: Windows of each flow.
+        acks: Acknowledgements on their way to each flow's sender.
         notes: What a fragment carries beside its bytes; as many rows as nodes.
         notices: Wheel of flows whose sender is about to hear of a loss.
         timers: Wheel of flows whose sender waits for an acknowledgement.
@@ -83,6 +96,8 @@ class Extras(NamedTuple):
     queue: I64
     flow: I64
     pace: F64
+    window: F64
+    acks: F64
     notes: I64
     notices: I64
     timers: I64
@@ -99,7 +114,8 @@ def numba_type() -> numba.types.Type:
     line, table = i64[::1], i64[:, ::1]
     kinds = {
         "cfg": line, "real": f64[::1], "pool": line, "used": line, "owner": line, "far": line,
-        "down": u8[::1], "queue": table, "flow": table, "pace": f64[:, ::1], "notes": table,
+        "down": u8[::1], "queue": table, "flow": table, "pace": f64[:, ::1],
+        "window": f64[:, ::1], "acks": f64[:, :, :, ::1], "notes": table,
         "notices": line, "timers": line, "changes": table, "health": table, "kept": f64[::1],
         "shares": f64[:, ::1], "lost": u8[:, ::1],
     }  # fmt: skip

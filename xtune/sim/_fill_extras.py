@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtune.errors import UsageError
 from xtune.sim import _extras as x
 from xtune.sim import _layout as k
-from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer, rate_changes
+from xtune.sim.congestion import Dcqcn, Fault, Nscc, SharedBuffer, rate_changes
 from xtune.sim.fabric import PACKET_BYTES, Backpressure
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 # Modes whose paths are connections of their own: bytes of two of them have no order to lose.
+_TIMEOUT_NS = 1_000_000  # where nothing is lost; no notice should be missed
 _OF_THEIR_OWN = ("binary", "flowlet", "power_of_two", "switch_adaptive")
 
 
@@ -29,7 +30,9 @@ def unused() -> x.Extras:
     return x.Extras(
         cfg=line, real=np.zeros(1), pool=line, used=line, owner=line, far=line,
         down=np.zeros(1, dtype=np.uint8), queue=table, flow=table, pace=np.zeros((1, 1)),
-        notes=table, notices=line, timers=line, changes=table, health=table, kept=np.zeros(1),
+        window=np.zeros((1, 1)),
+        acks=np.zeros((1, 1, 1, 1)), notes=table, notices=line, timers=line, changes=table,
+        health=table, kept=np.zeros(1),
         shares=np.zeros((1, 1)), lost=np.zeros((1, 1), dtype=np.uint8),
     )  # fmt: skip
 
@@ -39,8 +42,9 @@ def fill_extras(
     *,
     pfc: Backpressure,
     shared_buffer: SharedBuffer | None,
-    rate_control: Dcqcn | None,
+    rate_control: Dcqcn | Nscc | None,
     faults: Sequence[Fault],
+    in_order: bool,
 ) -> x.Extras:
     """The arrays for a phase whose other arrays are filled.
 
@@ -50,16 +54,19 @@ def fill_extras(
         shared_buffer: Of every switch.
         rate_control: Marks and senders' rates.
         faults: Of ports.
+        in_order: Receivers take bytes in order alone, of fabrics that lose nothing too.
 
     Raises:
         UsageError: what does not fit together.
     """
-    _check(state, pfc, shared_buffer)
+    _check(state, pfc, shared_buffer, in_order)
     fabric, n = state.fabric, len(state.flows)
     owner, far = _switches(state)
     between = fabric.ports - 2 * fabric.hosts
     lanes, rows = int(state.cfg[k.LANES]), len(state.pending)
     cfg = _parameters(state, pfc, shared_buffer, rate_control)
+    if in_order and not cfg[x.LOSSY]:
+        cfg[x.GO_BACK_N], cfg[x.TIMEOUT_STEPS] = 1, math.ceil(_TIMEOUT_NS / state.dt_ns)
     flow = np.zeros((n, x.FLOW_SIZE), dtype=np.int64)
     way_ns = state.links_on_path * fabric.link_latency_ns
     flow[:, x.BACK] = np.maximum(1, np.ceil(way_ns / state.dt_ns))
@@ -67,6 +74,8 @@ def fill_extras(
         flow[:, column] = x.NONE
     flow[:, x.CNP_SENT] = -cfg[x.CNP_NS]
     back = int(flow[:, x.BACK].max())
+    window = _windows(state, rate_control)
+    slots = max(int(window[:, x.ACK_STEPS].max()), 2 * back) + 2
     pace = np.zeros((n, x.PACE_SIZE))
     line = fabric.payload_rates()[state.flows.src]
     pace[:, x.RATE] = pace[:, x.TARGET] = pace[:, x.LINE] = line
@@ -82,6 +91,8 @@ def fill_extras(
         queue=np.zeros((lanes * fabric.ports, x.QUEUE_SIZE), dtype=np.int64),
         flow=flow,
         pace=pace,
+        window=window,
+        acks=np.zeros((len(window), slots, 3, x.ACK_SIZE)),
         notes=np.zeros((len(state.nodes) // k.NODE_SIZE, x.NOTE_SIZE), dtype=np.int64),
         notices=np.full(2 * back + 2, x.NONE, dtype=np.int64),
         timers=np.full(int(cfg[x.TIMEOUT_STEPS]) + back + 2, x.NONE, dtype=np.int64),
@@ -93,7 +104,13 @@ def fill_extras(
     )
 
 
-def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None) -> None:
+def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None, in_order: bool) -> None:
+    if in_order and (state.routing.mode in _OF_THEIR_OWN[:-1] or pfc.kind == "none"):
+        raise UsageError(
+            f"in_order is for one connection over a lossless fabric, not {state.routing.mode!r} "
+            f"with {pfc.kind!r}",
+            "static, spray or switch_adaptive with pfc or credit; SharedBuffer.recovery else",
+        )
     if shared is None:
         return
     if pfc.kind == "credit":
@@ -110,7 +127,7 @@ def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None) -> None
 
 
 def _parameters(
-    state: State, pfc: Backpressure, shared: SharedBuffer | None, rates: Dcqcn | None
+    state: State, pfc: Backpressure, shared: SharedBuffer | None, rates: Dcqcn | Nscc | None
 ) -> I64:
     cfg = np.zeros(x.CFG_SIZE, dtype=np.int64)
     cfg[x.STRIKES], cfg[x.READMIT] = state.routing.strikes, state.routing.readmit_answers
@@ -118,27 +135,60 @@ def _parameters(
         cfg[x.POOLED], cfg[x.LOSSY] = 1, pfc.kind == "none"
         cfg[x.GO_BACK_N] = cfg[x.LOSSY] and shared.recovery == "go_back_n"
         cfg[x.TIMEOUT_STEPS] = math.ceil(shared.timeout_ns / state.dt_ns)
+        cfg[x.MOST_QUEUED] = shared.queue_bytes or shared.bytes_per_switch
     if rates is not None:
         cfg[x.MARKING] = 1
         cfg[x.KMIN], cfg[x.KMAX] = rates.kmin_bytes, rates.kmax_bytes
+    if isinstance(rates, Nscc):
+        cfg[x.WINDOWED] = 1
+        cfg[x.ACK_BYTES], cfg[x.QA_SHIFT] = rates.ack_bytes, rates.adapt_shift
+    if isinstance(rates, Dcqcn):
         cfg[x.CNP_NS], cfg[x.ALPHA_NS] = rates.cnp_interval_ns, rates.alpha_timer_ns
         cfg[x.INCREASE_NS], cfg[x.COUNTER] = rates.increase_timer_ns, rates.byte_counter
         cfg[x.RECOVERY] = rates.fast_recovery
     return cfg
 
 
-def _gains(state: State, shared: SharedBuffer | None, rates: Dcqcn | None) -> NDArray[np.float64]:
+def _gains(
+    state: State, shared: SharedBuffer | None, rates: Dcqcn | Nscc | None
+) -> NDArray[np.float64]:
     real, routing = np.zeros(x.REAL_SIZE), state.routing
     real[x.MARK_LOW], real[x.MARK_HIGH] = routing.mark_low_occupancy, routing.mark_high_occupancy
     real[x.MARK_TOP] = routing.mark_top_share
     real[x.SHARE] = shared.alpha if shared is not None else 0.0
-    if rates is not None:
+    if isinstance(rates, Nscc):
+        real[x.PMAX], real[x.AVERAGE], real[x.LEAST] = 1.0, rates.average, PACKET_BYTES
+        real[x.TARGET_NS], real[x.CLEAR_NS] = rates.target_ns, rates.clear_ns
+        real[x.CUT], real[x.LEAST_LEFT] = rates.cut, rates.least_left
+        # Of the specification, for 12 us at 100 Gb/s: packets, and a target of the same 12 us.
+        real[x.FAIR] = 5.0 * PACKET_BYTES * rates.scale
+        real[x.PROPORTION] = 4.0 * PACKET_BYTES * rates.scale / 12_000
+        real[x.STEADY] = 0.15 * PACKET_BYTES * rates.scale
+        real[x.FAST_SHARE] = 0.25 * rates.scale
+    if isinstance(rates, Dcqcn):
         payload = PACKET_BYTES / (PACKET_BYTES + state.fabric.header_bytes)
         real[x.PMAX], real[x.GAIN] = rates.pmax, rates.gain
         real[x.ADDITIVE] = rates.additive_gbps / 8 * payload  # bytes per ns
         real[x.HYPER] = rates.hyper_gbps / 8 * payload
         real[x.LEAST] = rates.least_gbps / 8 * payload
     return real
+
+
+def _windows(state: State, rates: Dcqcn | Nscc | None) -> NDArray[np.float64]:
+    """The windows of senders that have sent nothing; without them a row that is never touched."""
+    if not isinstance(rates, Nscc):
+        return np.zeros((1, x.WINDOW_SIZE))
+    fabric, links = state.fabric, state.links_on_path
+    window = np.zeros((len(state.flows), x.WINDOW_SIZE))
+    line = fabric.payload_rates()[state.flows.src]
+    window[:, x.WAY] = state.flow_f[:, k.EXTRA] + (links - 1) * state.dt_ns
+    back = links * fabric.link_latency_ns  # an acknowledgement passes what is queued
+    window[:, x.RTT] = window[:, x.WAY] + PACKET_BYTES / line + back
+    window[:, x.MOST] = window[:, x.CWND] = rates.window_rtts * window[:, x.RTT] * line
+    # The way there takes a step a link but the first; the rest of the round trip is the way back.
+    window[:, x.ACK_STEPS] = np.maximum(1, np.rint(window[:, x.RTT] / state.dt_ns) - (links - 1))
+    window[:, x.SEEN_STEP] = -1.0
+    return window
 
 
 def _pools(

@@ -17,10 +17,12 @@ NIL = np.uint32(0xFFFFFFFF)
     HOSTS, LEAVES, SPINES, LANES, PORTS, DT, LIMIT_STEP, KIND, XOFF, XON, BUFFER, PACKET, MODE,
     FORECAST, PAIRS, COLDEST, HORIZON, HOLD, GAP, UNIT, PROBE_STEPS, DELAY_STEPS, MAX_RATE,
     BY_FLOWS, STEP, FREE, FRESH, LIVE, ACTIVE, LEFT, WAITING_START, ON_WHEEL, READINGS, STAMP,
-    CFG_SIZE,
-) = range(35)  # fmt: skip
-# real: float64 parameters.
-LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, REAL_SIZE = range(7)
+    STOP_STEPS, GO_STEPS, STOPS, STOPS_SEEN, GOES, GOES_SEEN, CFG_SIZE,
+) = range(41)  # fmt: skip
+# real: float64 parameters. The bands of a queue begin at BAND and the entries after it.
+LEVEL_GAIN, SLOPE_GAIN, ENTER, EXIT, COLD, MOVES_PER_MS, BAND = range(7)
+MOST_BANDS = 3
+REAL_SIZE = BAND + MOST_BANDS
 # A fragment: four uint32, so that those in flight stay in the cache. Its tag holds the spine, the
 # slot of its segment, and when in its last step its last byte left the port before, in ticks.
 # Unsigned, as all indices of the hot loop: a signed index pays a test for wrapping.
@@ -39,8 +41,8 @@ FLOW_U = 8
 # flow_i: int64 columns.
 (
     SIZE, TO_SEND, DELIVERED, UNIT_LEFT, UNITS, MOVES, HELD, PREFIX, FIRST, LAST, START, RELEASE,
-    ASKED, TURN,
-) = range(14)  # fmt: skip
+    ASKED, TURN, ROUND,
+) = range(15)  # fmt: skip
 FLOW_I = 16
 # flow_f: float64 columns. LATE: by how much a flow's last bytes were behind their clock when they
 # left the stage of ports before the deliveries; the columns after it: the stages before that one.

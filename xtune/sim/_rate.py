@@ -8,6 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from xtune.sim import _window
 from xtune.sim._extras import (
     ADDITIVE,
     ALPHA,
@@ -19,6 +20,7 @@ from xtune.sim._extras import (
     CNP_SENT,
     COUNTED,
     COUNTER,
+    FLIGHT,
     GAIN,
     HYPER,
     INCREASE_NS,
@@ -33,6 +35,7 @@ from xtune.sim._extras import (
     TARGET,
     TIME_STAGE,
     TOKENS,
+    WINDOWED,
 )
 
 ANY = 2**62  # bytes: no limit
@@ -81,6 +84,8 @@ def allowance(ex, f, now_ns, dt_ns, least):  # type: ignore[no-untyped-def]
     """Bytes that the flow's rate lets go now; 0 while they make no packet (``least``)."""
     if ex.cfg[MARKING] == 0:
         return ANY
+    if ex.cfg[WINDOWED] == 1:
+        return _window.room(ex, f, now_ns // dt_ns, now_ns, dt_ns, least)
     flow, pace = ex.flow, ex.pace
     if flow[f, CNP_DUE] != NONE and flow[f, CNP_DUE] <= now_ns:
         flow[f, CNP_DUE] = NONE
@@ -105,6 +110,8 @@ def allowance(ex, f, now_ns, dt_ns, least):  # type: ignore[no-untyped-def]
 @numba.njit
 def spend(ex, f, size):  # type: ignore[no-untyped-def]
     """Count what the flow sent."""
+    if ex.cfg[WINDOWED] == 1:
+        ex.window[f, FLIGHT] += size
     if ex.cfg[MARKING] == 0 or ex.flow[f, ALPHA_AT] == NONE:
         return
     ex.pace[f, TOKENS] -= size

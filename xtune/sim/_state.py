@@ -16,7 +16,7 @@ from xtune.sim import _layout as k
 from xtune.sim._choices import MOVE_BURST
 from xtune.sim._fill_extras import fill_extras, unused
 from xtune.sim.bounds import way_ns
-from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
+from xtune.sim.congestion import Dcqcn, Fault, Nscc, SharedBuffer
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, Fabric, LeafSpine
 from xtune.sim.flows import DRAW, Flows
 from xtune.sim.kernel import stepper
@@ -55,7 +55,6 @@ class State:
         limit_ns: Time of the last step.
         shared_buffer: Of every switch.
         rate_control: Marks and senders' rates.
-        faults: Of ports.
 
     Raises:
         UsageError: something does not fit.
@@ -72,8 +71,11 @@ class State:
         pfc: Backpressure,
         limit_ns: int,
         shared_buffer: SharedBuffer | None = None,
-        rate_control: Dcqcn | None = None,
+        rate_control: Dcqcn | Nscc | None = None,
         faults: Sequence[Fault] = (),
+        entropies: int = 0,
+        in_order: bool = False,
+        queue_bands: Sequence[int] = (),
     ) -> None:
         flows.check(fabric)
         if not len(flows) or flows.background.all():
@@ -91,22 +93,46 @@ class State:
         self.paused = np.zeros(queues, dtype=np.uint8)
         self.pauses = np.zeros(queues, dtype=np.int64)
         self.stopped = np.zeros(queues, dtype=np.int64)
+        self.asked = np.zeros(queues, dtype=np.uint8)
+        self._fill_signals(queues, pfc)
         self.ended = np.zeros(fabric.ports)  # when a port was last in use; of those that keep it
         self.nodes = np.empty(_FIRST_NODES * k.NODE_SIZE, dtype=np.uint32)
         # numpy draws the paths, the kernel the packets: two streams of one seed.
         paths, packets = np.random.SeedSequence(seed).spawn(2)
         self.rng = packets.generate_state(1, dtype=np.uint64)
+        self.entropies = entropies if routing.mode == "spray" else 0
+        self.queue_bands = sorted(queue_bands)
+        if len(self.queue_bands) > k.MOST_BANDS or entropies < 0:
+            raise UsageError(
+                f"{len(self.queue_bands)} bands, {entropies} entropies are too many or too few",
+                f"at most {k.MOST_BANDS} queue_bands, and entropies >= 0",
+            )
         self._fill_flows(np.random.default_rng(paths), lanes)
         self._fill_order()
         self._fill_probes(lanes)
         self._fill_parameters(lanes, pfc, limit_ns)
         self.extras = unused()
-        self.has_extras = bool(faults) or not (shared_buffer is None and rate_control is None)
+        given = shared_buffer is not None or rate_control is not None
+        self.has_extras = bool(faults) or in_order or given
         if self.has_extras:
             self.extras = fill_extras(
                 self, pfc=pfc, shared_buffer=shared_buffer, rate_control=rate_control,
-                faults=faults,
+                faults=faults, in_order=in_order,
             )  # fmt: skip
+
+    def _fill_signals(self, queues: int, pfc: Backpressure) -> None:
+        """Steps that a pause and its end are under way, and the room for those that are.
+
+        What a port sends counts in the next switch at once, and lies there a step later; a pause
+        falls into the middle of a step on average, and so does its end. Both ways and both halves
+        together are as long as the signal and the link make them.
+        """
+        steps = 0
+        if pfc.signal_ns is not None:
+            steps = round((pfc.signal_ns + self.fabric.link_latency_ns) / self.dt_ns)
+        self.stop_steps, self.go_steps = steps, max(0, steps - 1)
+        # A queue asks for each at most once a step.
+        self.signals = np.zeros((2, (queues * (steps + 2)) if steps else 1, 2), dtype=np.int64)
 
     def _fill_flows(self, rng: np.random.Generator, lanes: int) -> None:
         fabric, flows, n = self.fabric, self.flows, len(self.flows)
@@ -163,6 +189,8 @@ class State:
         # A flow that was given its own primary as alternative has nowhere to go.
         alone = self.flows.alternative == primary
         self.paths[alone] = primary[alone, None]
+        if self.entropies:  # each value is hashed to some path
+            self.paths = rng.integers(0, count[:, None], (n, self.entropies)).astype(np.uint32)
         pairs = max(1, min(self.routing.pairs, width))
         self.pairs = np.zeros((n * pairs if binary else 1, k.PAIR_SIZE), dtype=np.int64)
         self.pairs[:, k.USED] = -1
@@ -248,6 +276,8 @@ class State:
             k.DELAY_STEPS: self.delay_steps,
             k.MAX_RATE: int(self.rate.max()),
             k.BY_FLOWS: int(routing.switch_load == "flows"),
+            k.STOP_STEPS: self.stop_steps,
+            k.GO_STEPS: self.go_steps,
             k.FREE: int(k.NIL),
             k.LEFT: int((~self.flows.background).sum()),
         }
@@ -257,6 +287,8 @@ class State:
         self.real = np.zeros(k.REAL_SIZE)
         self.real[k.LEVEL_GAIN], self.real[k.SLOPE_GAIN] = routing.level_gain, routing.slope_gain
         self.real[k.ENTER], self.real[k.EXIT] = routing.enter_occupancy, routing.exit_occupancy
+        self.real[k.BAND :] = np.inf
+        self.real[k.BAND : k.BAND + len(self.queue_bands)] = self.queue_bands
         self.real[k.COLD] = routing.cold_occupancy
         self.real[k.MOVES_PER_MS] = routing.moves_per_ms
         self.active = np.full(fabric.hosts * lanes, k.NIL, dtype=np.uint32)
@@ -272,7 +304,8 @@ class State:
         while True:
             ended = advance(
                 self.cfg, self.real, self.rng, self.rate, self.head, self.tail, self.queued,
-                self.resident, self.paused, self.pauses, self.stopped, self.nodes, self.ends,
+                self.resident, self.paused, self.pauses, self.stopped, self.asked, self.signals,
+                self.nodes, self.ends,
                 self.flow_u, self.flow_i, self.flow_f, self.after_at, self.after, self.starts,
                 self.start_step, self.wheel, self.active, self.counts, self.links, self.pending,
                 self.window, self.times, self.segments, self.hist,

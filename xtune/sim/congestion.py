@@ -38,6 +38,7 @@ class SharedBuffer:
         recovery: ``go_back_n`` or ``selective``.
         timeout_ns: Without an acknowledgement for so long, a ``go_back_n`` sender starts again.
             The default is assumed: adapters are set to anything from 0.1 ms to seconds.
+        queue_bytes: No queue holds more, whatever is free; None: the threshold alone counts.
         headroom_bytes: Of each port and lane that leads into a switch, under PFC, apart from the
             pool; None: what its link carries in two propagation times and a step, two packets.
     """
@@ -46,6 +47,7 @@ class SharedBuffer:
     alpha: float = 1.0
     recovery: str = "go_back_n"
     timeout_ns: int = 500_000
+    queue_bytes: int | None = None
     headroom_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -138,6 +140,83 @@ class Dcqcn:
             hyper_gbps=base.hyper_gbps * scale,
             least_gbps=base.least_gbps * scale,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nscc:
+    """ECN marks in the switches and NSCC at the senders (Ultra Ethernet specification 1.0).
+
+    A sender keeps a window of bytes that are not acknowledged. Unmarked acknowledgements raise
+    it: by a quarter of their bytes once a whole window met no queue, else in proportion to how
+    far their delay is below the target, or slowly above it. Marked ones beyond the target cut it
+    by how far the average delay is beyond, once a round trip. What a switch trims (a lossy
+    ``SharedBuffer`` with ``recovery="selective"``) shrinks it by its bytes; after that, or a delay
+    of four targets, it becomes what came through in the last round, if that was little.
+
+    Gains follow from the bytes of a round trip, as in the specification and in the public
+    simulator of its authors (``uec.cpp``, defaults), beside which the defaults here were set.
+
+    Attributes:
+        rtt_ns: Longest round trip of the network without queues.
+        gbps: Rate of its links.
+        target_ns: Delay in queues that is aimed at.
+        kmin_bytes: Queue above which packets are marked.
+        kmax_bytes: Queue from which on all are; in between their share rises evenly.
+        window_rtts: Largest and first window, in bytes of a flow's own round trip.
+        ack_bytes: Unmarked bytes that one acknowledgement stands for.
+        average: Weight of an acknowledgement in the average delay.
+        cut: Share of the average delay beyond the target by which a window is cut.
+        least_left: Share that a cut leaves at least.
+        adapt_shift: Quick adapt needs less than 2 to this power less than the largest window.
+        clear_ns: Delay below which an acknowledgement met no queue.
+    """
+
+    rtt_ns: float
+    gbps: float
+    target_ns: float
+    kmin_bytes: int
+    kmax_bytes: int
+    window_rtts: float = 1.5
+    ack_bytes: int = 16_384
+    average: float = 0.0125
+    cut: float = 0.8
+    least_left: float = 0.5
+    adapt_shift: int = 3
+    clear_ns: float = 1_000.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            UsageError: one that cannot be.
+        """
+        if not 0 <= self.kmin_bytes < self.kmax_bytes:
+            raise UsageError(
+                f"marking from {self.kmin_bytes} to {self.kmax_bytes} B is no curve",
+                "0 <= kmin_bytes < kmax_bytes",
+            )
+        if min(self.rtt_ns, self.gbps, self.target_ns, self.window_rtts, self.ack_bytes) <= 0:
+            raise UsageError("a time, rate or window of NSCC is not positive", "see Nscc")
+        shares = (self.average, self.cut, self.least_left)
+        if not all(0.0 < share <= 1.0 for share in shares) or self.adapt_shift < 0:
+            raise UsageError("a gain of NSCC is out of its range", "0 < gain <= 1")
+
+    @classmethod
+    def for_path(cls, rtt_ns: float, gbps: float) -> Nscc:
+        """The defaults for switches that trim: queues of the bytes of a round trip.
+
+        Marks from 20 to 80 % of such a queue, and a target of three quarters of the round trip.
+        """
+        queue = rtt_ns * gbps / 8
+        return cls(
+            rtt_ns=rtt_ns, gbps=gbps, target_ns=0.75 * rtt_ns, kmin_bytes=round(0.2 * queue),
+            kmax_bytes=round(0.8 * queue),
+        )  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        """Bytes of a round trip beside those of 12 us at 100 Gb/s, for which gains are given."""
+        return self.rtt_ns * self.gbps / 8 / 150_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,11 +47,16 @@ class Backpressure:
     ``xoff_bytes`` and start it again below ``xon_bytes``. ``credit``: a port never sends what
     would bring them above ``xoff_bytes``. ``none``: unbounded queues (only for checks).
     Head-of-line blocking, victims and spreading follow from the whole port standing still.
+
+    ``signal_ns`` is the time that a pause, and its end, take back to the port that they are for:
+    the latency of its link. Meanwhile the port goes on, so the switch holds more than
+    ``xoff_bytes``, and it stands still for longer. Without it (None) both act in the next step.
     """
 
     kind: str = "pfc"  # pfc | credit | none
     xoff_bytes: int = XOFF_PACKETS * PACKET_BYTES
     xon_bytes: int = XON_PACKETS * PACKET_BYTES
+    signal_ns: int | None = None
 
     def __post_init__(self) -> None:
         """Check the thresholds.
@@ -65,6 +70,11 @@ class Backpressure:
             raise UsageError(
                 f"xon_bytes {self.xon_bytes} and xoff_bytes {self.xoff_bytes} do not fit",
                 "0 < xon_bytes <= xoff_bytes",
+            )
+        if self.signal_ns is not None and (self.kind != "pfc" or self.signal_ns < 0):
+            raise UsageError(
+                f"a pause of {self.kind!r} takes no {self.signal_ns} ns",
+                "give signal_ns >= 0, with pfc alone",
             )
 
 

@@ -18,10 +18,11 @@ import numba
 import numpy as np
 
 from xtune.policies import _core
-from xtune.sim import _buffers, _choices, _extras, _layout, _rate, _routes
+from xtune.sim import _buffers, _choices, _events, _extras, _layout, _rate, _routes, _window
 from xtune.sim._buffers import (
     admit,
     begin_step,
+    draw_marks,
     join_round,
     note_sent,
     pause_above,
@@ -31,15 +32,13 @@ from xtune.sim._buffers import (
     split_note,
 )
 from xtune.sim._choices import draw, in_order, probe, start_unit
+from xtune.sim._events import complete, go, hear, send_signal, stop, through
 from xtune.sim._layout import (
     ACTIVE,
-    BACKGROUND,
-    BEFORE,
     BYTES,
     CREDIT,
     DELIVERED,
     DONE,
-    DONE_AT,
     DST,
     DST_LEAF,
     DT,
@@ -47,6 +46,7 @@ from xtune.sim._layout import (
     FLOW,
     FREE,
     FRESH,
+    GO_STEPS,
     GROW,
     HOSTS,
     KIND,
@@ -68,7 +68,6 @@ from xtune.sim._layout import (
     PATH,
     PFC,
     PORTS,
-    RELEASE,
     RELEASED_AT,
     RING,
     ROW,
@@ -80,9 +79,9 @@ from xtune.sim._layout import (
     SRC,
     SRC_LEAF,
     STAMP,
-    START,
     STATIC,
     STEP,
+    STOP_STEPS,
     STUCK,
     SWITCH,
     TAG,
@@ -107,37 +106,6 @@ def _activate(cfg, ends, flow_u, flow_f, active, counts, f):  # type: ignore[no-
     flow_f[f, RELEASED_AT] = cfg[STEP] * cfg[DT]
 
 
-@numba.njit
-def _through(flow_f, ended, port, f, tier, at_ns, line_ns):  # type: ignore[no-untyped-def]
-    """Bytes leave a port on the way down, where flows of fewer and of more links meet.
-
-    As at a receiver the link has one time; what a flow's clock is behind it, the flow keeps.
-    ``at_ns``: when by its clock it would be complete with these bytes; ``line_ns``: their time.
-    """
-    late = flow_f[f, LATE + tier]
-    end = max(at_ns + late, ended[port] + line_ns)
-    ended[port] = end
-    flow_f[f, LATE + tier - 1] = end - at_ns
-
-
-@numba.njit
-def _complete(cfg, flow_u, flow_i, flow_f, after_at, after, wheel, f, at_ns):  # type: ignore[no-untyped-def]
-    """Note the completion; put successors whose last predecessor this was on the wheel."""
-    flow_f[f, DONE_AT] = at_ns
-    if flow_u[f, BACKGROUND] == 0:
-        cfg[LEFT] -= 1
-    for k in range(after_at[f], after_at[f + 1]):
-        s = after[k]
-        flow_u[s, BEFORE] -= 1
-        if flow_u[s, BEFORE] == 0:
-            due_ns = max(at_ns + flow_i[s, RELEASE], np.float64(flow_i[s, START]))
-            due = max(np.int64(np.ceil(due_ns / cfg[DT])), cfg[STEP] + 1)
-            slot = due % len(wheel)
-            flow_u[s, RING] = wheel[slot]
-            wheel[slot] = s
-            cfg[ON_WHEEL] += 1
-
-
 def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
     """Compile ``advance``; closure variables are constants to it and part of numba's cache key.
 
@@ -151,6 +119,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
         i64[::1], f64[::1], numba.uint64[::1], i64[::1],  # cfg real rng rate
         u32[::1], u32[::1], i64[::1], i64[::1],  # head tail queued resident
         u8[::1], i64[::1], i64[::1],  # paused pauses stopped
+        u8[::1], i64[:, :, ::1],  # asked signals
         u32[::1], u16[:, ::1],  # nodes ends
         u32[:, ::1], i64[:, ::1], f64[:, ::1],  # flow_u flow_i flow_f
         i64[::1], u32[::1], u32[::1], i64[::1],  # after_at after starts start_step
@@ -163,7 +132,8 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
     )  # fmt: skip
 
     def advance(  # type: ignore[no-untyped-def]
-        cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped, nodes, ends,
+        cfg, real, rng, rate, head, tail, queued, resident, paused, pauses, stopped,
+        asked, signals, nodes, ends,
         flow_u, flow_i, flow_f, after_at, after, starts, start_step, wheel, active, counts,
         links, pending, window, times, segments, hist, paths, pairs, budgets, ended,
         route, first, ex,
@@ -197,6 +167,8 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
             while cfg[WAITING_START] < len(starts) and (start_step[cfg[WAITING_START]] <= step):
                 _activate(cfg, ends, flow_u, flow_f, active, counts, starts[cfg[WAITING_START]])
                 cfg[WAITING_START] += 1
+            if pfc and cfg[STOP_STEPS] > 0:
+                hear(cfg, paused, pauses, stopped, signals)
             if extras:
                 begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex)
             if len(nodes) // NODE_SIZE - live < margin + cfg[ACTIVE]:
@@ -257,6 +229,9 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                             else:
                                 node = nodes[node + NEXT]
                             room -= size
+                            if extras and ex.cfg[_extras.WINDOWED] == 1:
+                                behind = queued[q] - (before - room)
+                                draw_marks(cfg, ex, rng, behind, q, moved, size)
                             # When in the step its last byte leaves: after those before it, and
                             # not before it came.
                             came_in = np.float64(tag & TICK_MASK) * TICK
@@ -273,11 +248,14 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                             left = resident[came] - size
                             resident[came] = left
                             until = xon
-                            if extras and paused[came] == 1:
+                            if extras and asked[came] == 1:
                                 until = resume_below(cfg, ex, came)
-                            if left < until and paused[came] == 1:
-                                paused[came] = 0
-                                stopped[came] += step
+                            if left < until and asked[came] == 1:
+                                asked[came] = 0
+                                if cfg[GO_STEPS] == 0 and paused[came] == 1:
+                                    go(cfg, paused, stopped, came)
+                                else:
+                                    send_signal(cfg, signals, 1, came)
                             if tier == 0:
                                 nodes[moved + NEXT] = free
                                 free = moved
@@ -292,7 +270,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 if extras:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     size = receive(
-                                        cfg, ex, flow_i, segments, p, f, moved, slot, size
+                                        cfg, ex, flow_i, segments, p, f, moved, slot, size, at_ns
                                     )
                                     if size == 0:
                                         continue
@@ -301,7 +279,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     in_order(flow_i, segments, f, slot, size)
                                 if flow_i[f, DELIVERED] == flow_i[f, SIZE]:
-                                    _complete(
+                                    complete(
                                         cfg, flow_u, flow_i, flow_f, after_at, after, wheel,
                                         f, at_ns,
                                     )  # fmt: skip
@@ -312,7 +290,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                     if tier < stages // 2:
                                         at_ns = step + clock + links_left(route, row, stage)
                                         at_ns = at_ns * dt + flow_f[f, EXTRA]
-                                        _through(
+                                        through(
                                             flow_f, ended, port, f, tier, at_ns, size * pace * dt
                                         )
                                 elif tier == 1:
@@ -350,10 +328,16 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                             ex.used[ex.owner[p]] -= done
                         if tier > 0:
                             resident[q] += done - gone
-                            if pfc and resident[q] > (pause_above(cfg, ex, q) if extras else xoff):
-                                paused[q] = 1
-                                pauses[q] += 1
-                                stopped[q] -= step
+                            if (
+                                pfc
+                                and resident[q] > (pause_above(cfg, ex, q) if extras else xoff)
+                                and asked[q] == 0
+                            ):
+                                asked[q] = 1
+                                if cfg[STOP_STEPS] == 0:
+                                    stop(cfg, paused, pauses, stopped, q)
+                                else:
+                                    send_signal(cfg, signals, 0, q)
             shift = draw(rng, hosts) if extras and fills else 0
             for host in range(hosts):
                 if extras:
@@ -432,7 +416,7 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                         if extras:
                             slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                             whole = size
-                            note_sent(cfg, ex, flow_i, f, moved, whole)
+                            note_sent(cfg, ex, flow_i, f, moved, whole, (step + clock) * dt)
                             size = admit(
                                 cfg, ex, rng, queued, segments, host, to, f, moved, slot, whole
                             )
@@ -462,10 +446,16 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                     done = before - room
                     budget -= done
                     resident[q] += done - gone
-                    if pfc and resident[q] > (pause_above(cfg, ex, q) if extras else xoff):
-                        paused[q] = 1
-                        pauses[q] += 1
-                        stopped[q] -= step
+                    if (
+                        pfc
+                        and resident[q] > (pause_above(cfg, ex, q) if extras else xoff)
+                        and asked[q] == 0
+                    ):
+                        asked[q] = 1
+                        if cfg[STOP_STEPS] == 0:
+                            stop(cfg, paused, pauses, stopped, q)
+                        else:
+                            send_signal(cfg, signals, 0, q)
             cfg[STEP] += 1
             if cfg[LEFT] == 0:
                 status = DONE
@@ -482,7 +472,9 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
 
 def _digest() -> int:
     """Number of the other files that are compiled: numba notices changes of this one alone."""
-    compiled = (_core, _buffers, _choices, _extras, _layout, _rate, _routes)
+    compiled = (
+        _core, _buffers, _choices, _events, _extras, _layout, _rate, _routes, _window,
+    )  # fmt: skip
     return zlib.crc32("".join(inspect.getsource(m) for m in compiled).encode())
 
 

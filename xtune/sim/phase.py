@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.policies.spec import Routing
-from xtune.sim.congestion import Dcqcn, Fault, SharedBuffer
+from xtune.sim.congestion import Dcqcn, Fault, Nscc, SharedBuffer
 from xtune.sim.fabric import Backpressure, Fabric
 from xtune.sim.flows import Flows, join_flows
 
@@ -90,8 +90,11 @@ def run_phase(
     pfc: Backpressure | None = None,
     limit_ns: int = DEFAULT_LIMIT_NS,
     shared_buffer: SharedBuffer | None = None,
-    rate_control: Dcqcn | None = None,
+    rate_control: Dcqcn | Nscc | None = None,
     faults: Sequence[Fault] = (),
+    entropies: int = 0,
+    in_order: bool = False,
+    queue_bands: Sequence[int] = (),
 ) -> PhaseResult:
     """Run the flows until every foreground flow is delivered.
 
@@ -110,8 +113,15 @@ def run_phase(
         pfc: Flow control; None means PFC at the default thresholds.
         limit_ns: Stop here and report what is delivered so far.
         shared_buffer: One pool a switch; None means that each queue is as long as it gets.
-        rate_control: Marks in the switches and DCQCN at the senders; None means line rate.
+        rate_control: Marks in the switches and DCQCN or NSCC at the senders; None means line rate.
         faults: Ports that are down or slow for a time.
+        entropies: Values that the packets of a flow carry in turn in mode ``spray``, each hashed
+            to a path of its own; 0 means that each packet takes any path.
+        in_order: Receivers take bytes in order alone, as RoCE adapters do, and have all from a
+            gap on sent again: what a new path of ``switch_adaptive`` brings too early. For a
+            fabric that loses nothing; else ``SharedBuffer.recovery`` says so.
+        queue_bands: Bounds, bytes, of the bands in which ``switch_adaptive`` by queue sees a
+            queue, at most three; () means to the byte.
 
     Returns:
         The result, in plain numpy.
@@ -133,6 +143,9 @@ def run_phase(
         shared_buffer=shared_buffer,
         rate_control=rate_control,
         faults=faults,
+        entropies=entropies,
+        in_order=in_order,
+        queue_bands=queue_bands,
     )
     state.run()
     return PhaseResult(**state.figures())
