@@ -68,6 +68,8 @@ def test_line_rates_are_those_of_the_standards() -> None:
     assert _mlxlink.line_gbps("400G", "4x", None) == pytest.approx(LANE_BITS_S / 1e9)
     fec_25g = 25 * 257 / 256 * 528 / 514
     assert _mlxlink.line_gbps("100G", "4x", "RS(528,514)") == pytest.approx(fec_25g)
+    other_fec = _mlxlink.line_gbps("100G", "4x", "RS(544,514)")
+    assert other_fec == pytest.approx(25 * 257 / 256 * 544 / 514)
     assert _mlxlink.line_gbps("IB-NDR", "4x", None) == pytest.approx(LANE_BITS_S / 1e9)
     assert _mlxlink.line_gbps("200G", "4x", None) == pytest.approx(LANE_BITS_S / 2e9)
     assert _mlxlink.line_gbps("N/A", "N/A", None) is None
