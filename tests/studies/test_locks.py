@@ -38,6 +38,18 @@ def test_a_new_calibration_leaves_the_folder_of_a_running_study(tmp_path: Path) 
     assert (tmp_path / "studies" / "s@old" / "journal.log").read_text() == "kept"
 
 
+def test_what_was_put_aside_before_is_not_written_over(tmp_path: Path) -> None:
+    before = tmp_path / "studies" / "s@old"
+    before.mkdir(parents=True)
+    (before / "journal.log").write_text("first")
+    for mark in ("old", "new"):
+        with held_folder(lake(tmp_path), "s", mark, "") as (folder, moved):
+            (folder / "journal.log").write_text(mark)
+    assert moved == "s@old~"
+    assert (before / "journal.log").read_text() == "first"
+    assert (tmp_path / "studies" / "s@old~" / "journal.log").read_text() == "old"
+
+
 def stack_of(root: Path, *words: Any) -> ExitStack:
     stack = ExitStack()
     stack.enter_context(held_folder(lake(root), *words))

@@ -27,7 +27,8 @@ from xtune.errors import StudyError
 from xtune.lake import Lake
 from xtune.policies.presets import preset
 from xtune.policies.spec import Policy
-from xtune.studies import Constraint, Dimension, Objective, load_result
+from xtune.studies import Constraint, Dimension, Objective, _samplers, load_result
+from xtune.studies._samplers import make_sampler
 from xtune.studies._space import apply
 from xtune.studies._storage import open_storage
 
@@ -212,6 +213,40 @@ def test_a_changed_space_is_refused_with_what_differs(tmp_path: Path) -> None:
     # What changes no trial may change.
     again = replace(STUDY, title="other", baselines=())
     assert search(lake, study=again, options=replace(OPTIONS, trials=3))["title"] == "other"
+
+
+def whole_batches(lake: Lake, trials: int = 3) -> dict[str, Any]:
+    """A search that has just ended with a batch."""
+    while True:
+        document = search(lake, options=replace(OPTIONS, trials=trials))
+        if len(document["trials"]) % STUDY.batch == 0:
+            return document
+        trials += 1
+
+
+def test_a_sampler_of_another_version_is_refused_within_a_batch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its draws are those of another seed; what is stored stays as it was drawn."""
+    between, within = lake_in(tmp_path / "between"), lake_in(tmp_path / "within")
+    before = whole_batches(between)
+    done = before["counts"]["complete"]
+    search(within, options=replace(OPTIONS, trials=done + 1))
+    more = replace(OPTIONS, trials=done + 3)
+    expected = search(lake_in(tmp_path / "same"), options=more)
+    monkeypatch.setattr(
+        _samplers, "make_sampler", lambda name, pinned, seed: make_sampler(name, pinned, seed + 1)
+    )
+    with pytest.raises(StudyError, match=r"trial \d+ was .* draws .* there"):
+        search(within, options=more)
+    after = search(between, options=more)
+
+    def points(document: dict[str, Any]) -> list[Any]:
+        return [row["params"] for row in document["trials"]]
+
+    known = points(before)
+    assert points(after)[: len(known)] == points(expected)[: len(known)] == known
+    assert points(after)[len(known)] != points(expected)[len(known)]
 
 
 def test_another_seed_is_another_search_and_back_again(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def act(policy: Any, calibration: Any, seed: int, iterations: int, cache: Any) -
     log = Path(calibration)
     with log.open("a") as stream:
         stream.write(f"{policy} {seed}\n")
-    if policy == "poison" or (policy == "unlucky" and log.read_text().count("unlucky") == 1):
+    deaths = {"poison": 99, "unlucky": 1, "cursed": 2}.get(str(policy), 0)
+    if log.read_text().count(str(policy)) <= deaths:
         time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     if policy == "slow":
@@ -70,6 +71,17 @@ def test_an_evaluation_whose_worker_dies_once_is_done(workers: Workers, tmp_path
     log = tmp_path / "log"
     outcomes = list(run_jobs(jobs(log, "quick", "unlucky", "slow"), workers, cache=None))
     assert [o.complete for o in outcomes] == [True] * 3
+
+
+def test_two_deaths_alone_are_a_failure_and_one_in_company_is_none(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """The first death may have been another's doing: it counts against nobody."""
+    log = tmp_path / "log"
+    for policy, reason in (("cursed", ""), ("poison", DIED)):
+        outcomes = list(run_jobs(jobs(log, policy), workers, cache=None))
+        assert [o.reason for o in outcomes] == [reason]
+        assert log.read_text().count(policy) == 3
 
 
 def test_what_was_finished_before_a_worker_died_is_not_run_again(

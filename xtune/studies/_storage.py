@@ -71,9 +71,8 @@ def together(folder: Path) -> Iterator[None]:
 
 
 def _lock_of(folder: Path) -> Path:
-    name = folder.name.partition("@")[0]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return folder.with_name(f".{name}{LOCK}")
+    return folder.with_name(f".{folder.name}{LOCK}")
 
 
 def _take(stack: ExitStack, lock: Path, how: int, says: str, wait_s: float = 0.0) -> None:
