@@ -8,6 +8,13 @@ import secrets
 from pathlib import Path
 
 
+def cache_folder(name: str) -> Path:
+    """Where files are kept that can be made again: ``$XDG_CACHE_HOME/xtune`` or ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "xtune" / name
+
+
 def fsync(path: Path) -> None:
     """Flush a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 
 from tests.sim_loop.test_scenarios import SMALL
 from xtune.__main__ import main
 from xtune.cli._scenario import show
+from xtune.policies.spec import Policy
 from xtune.sim import scenarios
+from xtune.sim.evaluation import Evaluation, evaluate
 from xtune.sim.scenarios import experiment
 
 
@@ -24,6 +26,7 @@ def test_a_scenario_needs_no_lake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(scenarios, "scenario", lambda name: SMALL)
     small = ("small", "--iterations", "20", "--seeds", "2", "--workers", "1", "--json")
     assert run(monkeypatch, *small) == 0
@@ -45,13 +48,29 @@ def test_what_cannot_be_asked(
     assert "reads no lake" in capsys.readouterr().err
 
 
-def test_an_interrupt_says_that_nothing_is_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_an_interrupt_loses_no_phase_that_was_sampled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def interrupted(*_: object, **__: object) -> NoReturn:
-        raise KeyboardInterrupt
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(scenarios, "scenario", lambda name: SMALL)
+    small = ("small", "--iterations", "20", "--seeds", "2", "--workers", "1", "--json")
+    whole, sampled = evaluate, tmp_path / "xtune" / "phases"
 
-    monkeypatch.setattr(experiment, "run_scenario", interrupted)
-    assert run(monkeypatch, "founding-dense", "--workers", "1") == 130
-    err = capsys.readouterr().err
-    assert "nothing is kept" in err and "was finished" not in err
+    def interrupted(policy: Policy, *args: Any, **options: Any) -> Evaluation:
+        if policy.name == experiment.OTHERS[1]:
+            raise KeyboardInterrupt
+        return whole(policy, *args, **options)
+
+    monkeypatch.setattr(experiment, "evaluate", interrupted)
+    assert run(monkeypatch, *small) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    before = {path: path.stat().st_mtime_ns for path in sampled.iterdir()}
+    monkeypatch.setattr(experiment, "evaluate", whole)
+    assert run(monkeypatch, *small) == 0
+    after = {path: path.stat().st_mtime_ns for path in sampled.iterdir()}
+    assert before and before.items() < after.items()  # none was sampled again
+    again = json.loads(capsys.readouterr().out)
+    assert run(monkeypatch, *small) == 0
+    assert json.loads(capsys.readouterr().out) == again
+    assert {path: path.stat().st_mtime_ns for path in sampled.iterdir()} == after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
@@ -15,15 +16,15 @@ from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
 from xtune.sim.cache import (
     MAKERS,
-    SAMPLES,
     WINDOW_BYTES,
     PhaseCache,
     Phases,
     routing_digest,
     size_bin,
+    step_ns,
     window_bytes,
 )
-from xtune.sim.network import CLEAR, DEEPEST, Network, State, state_of
+from xtune.sim.network import CLEAR, DEEPEST, DRAWS, SAMPLES, Network, State, state_of
 from xtune.sim.phase import run_phase
 
 STATIC = Routing(mode="static")
@@ -115,7 +116,65 @@ def test_a_cell_is_kept_for_other_processes(tmp_path: Path) -> None:
     files[0].write_text("{ torn")  # a damaged cell is made anew
     third = Phases(NETWORK, STATIC, PhaseCache(tmp_path)).sample("ring", 10**9, state, 3)
     assert third == first
-    assert files[0].read_text().startswith('{"schema": 1')
+    assert files[0].read_text().startswith('{"schema": 2')
+
+
+def test_only_places_that_are_asked_for_are_run(tmp_path: Path) -> None:
+    """Four are told apart; 64 where a hash draws the paths, but not of an all-to-all."""
+    drawn = replace(NETWORK, ecmp_share=1.0)
+    assert (drawn.samples("ring"), drawn.samples("all_to_all")) == (DRAWS, SAMPLES) == (64, 4)
+    assert NETWORK.samples("ring") == SAMPLES
+    for network, told_apart in ((NETWORK, SAMPLES), (drawn, DRAWS)):
+        folder = tmp_path / str(told_apart)
+        cells = Phases(network, STATIC, PhaseCache(folder))
+        for count, place in enumerate((3, 17 * told_apart + 3, 5 * DRAWS + 2)):
+            cells.sample("ring", 10**6, CLEAR, place)
+            assert len(list(folder.iterdir())) == (1, 1, 2)[count]
+
+
+def test_drawn_paths_collide_as_often_as_chance_has_it() -> None:
+    """Of eight hosts below four leaves, rings of two: each leaf sends two flows up.
+
+    A phase takes one line time where no two flows share a link, which is where the two of each
+    leaf, and the two towards each, are on different spines: all eight in two disjoint pairs.
+    """
+    network = replace(NETWORK, ecmp_share=1.0, rings=2)
+    assert (network.leaves, network.job_per_leaf, network.spines) == (4, 2, 2)
+    times = np.array([phases(STATIC, network).seconds("ring", 10**8, CLEAR, k) for k in range(64)])
+    alone = 10**8 * LINE_S_PER_BYTE
+    loads = np.round(times / alone).astype(int)
+    assert times / alone == pytest.approx(loads, rel=0.02) and set(loads) == {1, 2}
+    # The two flows of a leaf go to the same next leaf: four fair coins must all fall well.
+    expected, spread = 64 / 16, np.sqrt(64 / 16 * 15 / 16)
+    assert abs((loads == 1).sum() - expected) < 3 * spread
+
+
+@pytest.mark.parametrize(("collective", "size"), [("ring", 10**7), ("all_to_all", 7 * 2**19)])
+def test_longer_steps_on_slower_links_change_little(collective: str, size: int) -> None:
+    slow = replace(NETWORK, gbps=100.0)
+    state, place = State(depth_bin=5), slow.sampled_place(1)
+    background, at = slow.background(state, place)
+    flows = slow.flows(collective, size, place)
+    fine = run_phase(slow.fabric(at), flows, background=background, seed=place, dt_ns=500)
+    coarse = phases(STATIC, slow).run(collective, size, state, place)
+    assert 3 * coarse.steps < fine.steps
+    assert coarse.phase_ns == pytest.approx(fine.phase_ns, rel=0.05)
+
+
+def test_steps_by_hand() -> None:
+    assert [step_ns(n << 20, 400.0) for n in (1, 64)] == [1000, 1000]
+    assert [step_ns(n << 20, 100.0) for n in (1, 64)] == [2000, 2000]
+    # 400,000 bytes: 8 us at 400 Gb/s, 32 us at 100 Gb/s, in eight steps.
+    assert [step_ns(400_000, rate) for rate in (400.0, 100.0)] == [1000, 4000]
+    assert [step_ns(66_000, rate) for rate in (400.0, 100.0)] == [500, 660]
+    assert step_ns(10**6, 800.0) == 1000
+
+
+def test_an_all_to_all_on_colliding_paths_is_carried_on_in_proportion() -> None:
+    cells = phases(STATIC, replace(NETWORK, ecmp_share=1.0, gbps=1.0))  # windows of 1 MiB
+    last = cells.sample("all_to_all", 2**20, CLEAR, 0)
+    beyond = cells.seconds("all_to_all", 10 * 2**20, CLEAR, 0)
+    assert beyond == pytest.approx(10 * last.seconds(2**20), rel=0.01)
 
 
 def test_what_shares_a_cell() -> None:
@@ -124,6 +183,7 @@ def test_what_shares_a_cell() -> None:
     assert routing_digest(Routing(mode="static", hold_ns=1)) == routing_digest(STATIC)
     assert routing_digest(Routing(mode="static", lanes=2)) != routing_digest(STATIC)
     assert window_bytes(400.0) == WINDOW_BYTES == 4 * window_bytes(100.0)
+    assert window_bytes(400.0, 0.25) == 16 << 20 and window_bytes(1.0) == 1 << 20
     assert size_bin(2**20, WINDOW_BYTES) == 80 and size_bin(2**20, 2**19) == -1
     # Nearest quarter octave: at most an eighth off.
     assert all(

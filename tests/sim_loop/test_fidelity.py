@@ -50,8 +50,7 @@ def test_cells_that_are_wrong_are_seen(static: tuple[PhaseCache, Fidelity]) -> N
     cache, right = static
     wrong = PhaseCache()
     wrong._cells = {
-        key: cell if key.state == CLEAR else tuple(map(slower, cell))
-        for key, cell in cache._cells.items()
+        key: cell if key.state == CLEAR else slower(cell) for key, cell in cache._cells.items()
     }
     found = fidelity(STATIC, job(), cache=wrong)
     # Start-up, a few microseconds, is no part of a cell.

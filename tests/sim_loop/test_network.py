@@ -12,9 +12,9 @@ from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
 from xtune.sim import simulate
 from xtune.sim.beside import Beside, traffic_beside
-from xtune.sim.cache import SAMPLES, PhaseCache, Phases
+from xtune.sim.cache import PhaseCache, Phases
 from xtune.sim.calibration import Calibration, Parameter
-from xtune.sim.network import PEERS, Network, State
+from xtune.sim.network import PEERS, SAMPLES, Network, State
 
 NETWORK = Network.of(made())  # 4 leaves of 2 job hosts, 2 spines
 STATIC = Routing(mode="static")

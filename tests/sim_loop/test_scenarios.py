@@ -61,13 +61,14 @@ def test_a_path_that_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_all_policies_beside_the_claims() -> None:
-    done: list[str] = []
+    done: list[tuple[int, str]] = []
     found = run_scenario(
         SMALL, replace(preset("fixed_drop"), name="own"), seeds=(0, 1), iterations=30,
-        progress=lambda _, text: done.append(text),
+        progress=lambda count, text: done.append((count, text)),
     )  # fmt: skip
     names = [row["name"] for row in found["policies"]]
-    assert names == [BASELINE, *OTHERS, *HALVES, "own"] == done
+    assert names == [BASELINE, *OTHERS, *HALVES, "own"]
+    assert done == [(i + 1, names[i // 2]) for i in range(2 * len(names))]
     base, whole = found["policies"][0], found["policies"][-1]
     # The network is what it waits for: a bucket and a half of compute come before the last.
     step = 0.01 + 4 * BUCKET_S

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from xtune.cli._common import share
 from xtune.console import emit_json, note, progress, say, table
-from xtune.errors import XtuneError
+from xtune.files import cache_folder
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
@@ -18,14 +16,8 @@ if TYPE_CHECKING:
 Brief = Mapping[str, float | None]
 
 
-class Interrupted(XtuneError):
-    """Ctrl-C; unlike other commands a scenario keeps nothing: it has no lake to keep it in."""
-
-    exit_code = 130
-
-
 def run_named(name: str, policy: Policy, options: Options, workers: int, *, json: bool) -> None:
-    """Run a scenario and show it.
+    """Run a scenario and show it; sampled phases are kept, so that an interrupt loses little.
 
     Args:
         name: Of the scenario.
@@ -36,26 +28,19 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
 
     Raises:
         InputError: The workload file is not there, or is none.
-        Interrupted: By the user.
         UsageError: There is no such scenario.
     """
-    try:  # imports and compiling too take seconds
-        from xtune.executor import open_executor
-        from xtune.sim.scenarios import scenario
-        from xtune.sim.scenarios.experiment import run_scenario
+    from xtune.executor import open_executor
+    from xtune.sim.scenarios import scenario
+    from xtune.sim.scenarios.experiment import policies_of, run_scenario
 
-        chosen = scenario(name)
-        with (
-            progress(name, None) as update,
-            open_executor("local", workers) as executor,
-            TemporaryDirectory(prefix="xtune-phases-") as phases,
-        ):
-            found = run_scenario(
-                chosen, policy, seeds=options.all_seeds, iterations=options.iterations,
-                executor=executor, cache_dir=Path(phases), progress=update,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted: nothing is kept; the same command starts anew") from None
+    chosen = scenario(name)
+    runs = len(policies_of(policy)) * options.seeds
+    with progress(name, runs) as update, open_executor("local", workers) as executor:
+        found = run_scenario(
+            chosen, policy, seeds=options.all_seeds, iterations=options.iterations,
+            executor=executor, cache_dir=cache_folder("phases"), progress=update,
+        )  # fmt: skip
     if json:
         emit_json(found)
     else:

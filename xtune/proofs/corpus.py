@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xtune import files
 from xtune.errors import InputError
 from xtune.files import write_atomically
 
@@ -139,8 +140,7 @@ def tokenized(name: str, texts: Sequence[str], vocabulary: int) -> Corpus:
 
 def cache_folder() -> Path:
     """Where the package's files are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "xtune" / "corpus"
+    return files.cache_folder("corpus")
 
 
 def cached_package() -> Path:

@@ -18,8 +18,8 @@ import numpy as np
 
 from xtune.policies.presets import preset
 from xtune.proofs.command import run_study
-from xtune.sim.cache import SAMPLES, PhaseCache, Phases
-from xtune.sim.network import Network, state_of
+from xtune.sim.cache import PhaseCache, Phases
+from xtune.sim.network import SAMPLES, Network, state_of
 
 BYTES = 4 << 20  # that a host sends
 POLICIES = ("static_dense", "routing_only")

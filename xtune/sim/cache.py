@@ -1,8 +1,9 @@
 """Rung B: how long a phase takes, from a few runs of rung A kept by what they depend on.
 
-A cell holds K runs, one for each place that congestion may strike. Cells are filled on first use
-and shared: within a process in memory, between processes and resumed runs in a folder. A cell
-depends on its key alone, so it does not matter who fills it, or when.
+A cell holds one run, at one of the places that congestion may strike (and of the paths that a
+hash may draw). Cells are filled on first use and shared: within a process in memory, between
+processes and resumed runs in a folder. A cell depends on its key alone, so it does not matter who
+fills it, or when.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from xtune.sim.flows import Flows
 from xtune.sim.network import BINS_PER_OCTAVE, Network, State
 from xtune.sim.phase import DEFAULT_LIMIT_NS, PhaseResult, run_phase
 
-SAMPLES = 4  # places a cell holds
 # Phases up to this size run whole. Larger ones run at two sizes, and the rate between them, which
 # start-up and the first decisions no longer touch, carries on (FIFO fragments in steady state).
 # Long enough that a router has made its first moves (3 to 7 in 30 MB, measured) before the rate is
@@ -33,16 +33,22 @@ SAMPLES = 4  # places a cell holds
 WINDOW_BYTES = 64 << 20
 WINDOW_GBPS = 400.0
 LEAST_WINDOW_BYTES = 1 << 20
+# Less is enough where nothing is decided.
+STEADY_SHARES = {"static": 0.25, "spray": 0.5}
+# All-to-alls whose paths collide are held up more and more for milliseconds: their rate between
+# two short runs is up to a fifth too high. They run whole twice as far, beyond in proportion.
+COLLIDING_SHARE = 2.0
 SMALLEST_BYTES = 4096
-# Steps of 1 us are too long where a flow lasts only a few of them.
-SMALL_FLOW_BYTES = 1 << 20
+# A flow of one decision lasts eight steps or more, within these bounds at 400 Gb/s; slower links
+# take longer ones. Larger flows decide again by readings of microseconds: twice as long at most.
+STEPS_NS, FLOW_STEPS, ONE_DECISION_BYTES = (500, 1000), 8, 1 << 20
 # Sources that make a cell what it is: a changed one never reads a cell of the old one.
 MAKERS = (
     "xtune.policies._core", "xtune.policies._fields", "xtune.policies.ladder",
     "xtune.policies.learned_ratio", "xtune.policies.routing_parameters", "xtune.policies.spec",
     "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
     "xtune.sim._fill_extras", "xtune.sim._layout", "xtune.sim._rate", "xtune.sim._routes",
-    "xtune.sim._state", "xtune.sim.beside", "xtune.sim.bounds",
+    "xtune.sim._state", "xtune.sim._window", "xtune.sim.beside", "xtune.sim.bounds",
     "xtune.sim.cache", "xtune.sim.congestion", "xtune.sim.fabric", "xtune.sim.flows",
     "xtune.sim.kernel", "xtune.sim.network", "xtune.sim.phase",
 )  # fmt: skip
@@ -92,13 +98,23 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What a cell depends on. ``size_bin``: quarter octaves of bytes per host; -1: large."""
+    """What a cell depends on.
+
+    Attributes:
+        network: Digest of the network.
+        routing: Digest of the routing.
+        collective: Pattern of the flows.
+        state: Of the background, a sampled one.
+        size_bin: Quarter octaves of bytes per host; -1: large.
+        sample: Which of the places that are told apart.
+    """
 
     network: str
     routing: str
     collective: str
     state: State
     size_bin: int
+    sample: int
 
     @property
     def digest(self) -> str:
@@ -115,9 +131,24 @@ def routing_digest(routing: Routing) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def window_bytes(gbps: float) -> int:
-    """The largest phase that runs whole, so that a window lasts as long at every rate."""
-    return max(LEAST_WINDOW_BYTES, round(WINDOW_BYTES * gbps / WINDOW_GBPS))
+def window_bytes(gbps: float, share: float = 1.0) -> int:
+    """The largest phase that runs whole, so that a window lasts as long at every rate.
+
+    Args:
+        gbps: Rate of the links.
+        share: Of a whole window.
+    """
+    return max(LEAST_WINDOW_BYTES, round(share * WINDOW_BYTES * gbps / WINDOW_GBPS))
+
+
+def step_ns(flow_bytes: int, gbps: float) -> int:
+    """Step of a phase whose smallest flow is of a size."""
+    shortest, longest = STEPS_NS
+    slower = max(1.0, WINDOW_GBPS / gbps)
+    if flow_bytes >= ONE_DECISION_BYTES:
+        return round(longest * min(2.0, slower))
+    on_line_ns = flow_bytes * 8 / gbps
+    return round(min(max(shortest, on_line_ns / FLOW_STEPS), longest * slower))
 
 
 def size_bin(bytes_per_host: int, window: int) -> int:
@@ -136,10 +167,10 @@ class PhaseCache:
     """
 
     folder: Path | None = None
-    _cells: dict[Key, tuple[Sample, ...]] = field(default_factory=dict, repr=False)
+    _cells: dict[Key, Sample] = field(default_factory=dict, repr=False)
 
-    def cell(self, key: Key, fill: Callable[[], tuple[Sample, ...]]) -> tuple[Sample, ...]:
-        """The samples of a key, made by ``fill`` where nobody has."""
+    def cell(self, key: Key, fill: Callable[[], Sample]) -> Sample:
+        """The run of a key, made by ``fill`` where nobody has."""
         found = self._cells.get(key)
         if found is None:
             found = self._read(key)
@@ -152,22 +183,22 @@ class PhaseCache:
     def _path(self, folder: Path, key: Key) -> Path:
         return folder / f"{key.digest}.json"
 
-    def _read(self, key: Key) -> tuple[Sample, ...] | None:
+    def _read(self, key: Key) -> Sample | None:
         if self.folder is None:
             return None
         try:
             document = json.loads(self._path(self.folder, key).read_text(encoding="utf-8"))
-            return tuple(Sample(**sample) for sample in document["samples"])
+            return Sample(**document["sample"])
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent or of another make: it is made anew
 
-    def _write(self, key: Key, samples: tuple[Sample, ...]) -> None:
+    def _write(self, key: Key, sample: Sample) -> None:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self._path(self.folder, key)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        document = {"schema": 1, "key": asdict(key), "samples": [asdict(s) for s in samples]}
+        document = {"schema": 2, "key": asdict(key), "sample": asdict(sample)}
         temporary.write_text(json.dumps(document), encoding="utf-8")
         temporary.replace(target)
 
@@ -184,9 +215,14 @@ class Phases:
     def _routing_digest(self) -> str:
         return routing_digest(self.routing)
 
-    @cached_property
-    def _window(self) -> int:
-        return window_bytes(self.network.gbps)
+    def _collides(self, collective: str) -> bool:
+        return collective == "all_to_all" and self.network.ecmp_share > 0
+
+    def _window(self, collective: str) -> int:
+        share = STEADY_SHARES.get(self.routing.mode, 1.0)
+        if self._collides(collective):
+            share = COLLIDING_SHARE
+        return window_bytes(self.network.gbps, share)
 
     @cached_property
     def _network_digest(self) -> str:
@@ -201,13 +237,10 @@ class Phases:
         state = low if state.depth - low.depth <= high.depth - state.depth else high
         key = Key(
             network=self._network_digest, routing=self._routing_digest, collective=collective,
-            state=state, size_bin=size_bin(bytes_per_host, self._window),
+            state=state, size_bin=size_bin(bytes_per_host, self._window(collective)),
+            sample=place % self.network.samples(collective),
         )  # fmt: skip
-        samples = self.cache.cell(
-            key,
-            lambda: tuple(self._run(key, self.network.sampled_place(k)) for k in range(SAMPLES)),
-        )
-        return samples[place % SAMPLES]
+        return self.cache.cell(key, lambda: self._run(key))
 
     def seconds(self, collective: str, bytes_per_host: int, state: State, place: int) -> float:
         """How long the phase takes, unscaled; between two sampled depths, in proportion."""
@@ -219,12 +252,15 @@ class Phases:
             return low[1]
         return low[1] + (high[1] - low[1]) * (state.depth - low[0]) / (high[0] - low[0])
 
-    def _run(self, key: Key, place: int) -> Sample:
-        if key.size_bin >= 0:
-            size = round(2.0 ** (key.size_bin / BINS_PER_OCTAVE))
+    def _run(self, key: Key) -> Sample:
+        place = self.network.sampled_place(key.sample)
+        whole = self._window(key.collective)
+        if key.size_bin >= 0 or self._collides(key.collective):
+            large = key.size_bin < 0
+            size = whole if large else round(2.0 ** (key.size_bin / BINS_PER_OCTAVE))
             end = self._phase(key, size, place)
             return self._sample(key, place, end, size, end.phase_ns / size * 1e-9)
-        whole, half = self._window, self._window // 2
+        half = whole // 2
         start, end = self._phase(key, half, place), self._phase(key, whole, place)
         span = whole - half
         # Routing may happen to do worse in the shorter run; no byte travels faster than the wire.
@@ -246,8 +282,7 @@ class Phases:
             background = replace(background, lane=0 * background.lane)
         return run_phase(
             self.network.fabric(slow), flows, routing=self.routing, background=background,
-            dt_ns=1000 if int(flows.size.min()) >= SMALL_FLOW_BYTES else 500, seed=place,
-            limit_ns=limit_ns,
+            dt_ns=step_ns(int(flows.size.min()), self.network.gbps), seed=place, limit_ns=limit_ns,
         )  # fmt: skip
 
     def _phase(self, key: Key, size: int, place: int) -> PhaseResult:

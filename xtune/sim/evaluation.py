@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +104,7 @@ def evaluate(
     baselines: Mapping[str, Sequence[Run]] | None = None,
     executor: Executor | None = None,
     cache_dir: Path | None = None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
     """Run a policy on every seed and compare it with baselines seed by seed.
 
@@ -115,6 +116,7 @@ def evaluate(
         baselines: Runs of other policies with the same seeds and iterations (``Evaluation.runs``).
         executor: Where the runs go; None runs them here.
         cache_dir: Folder of sampled phases, shared between processes.
+        progress: Called after each run with how many are done.
 
     Returns:
         The evaluation; it does not depend on the executor.
@@ -125,13 +127,17 @@ def evaluate(
     seeds = tuple(seeds)
     if executor is None:
         cache = PhaseCache(cache_dir)
-        runs = tuple(
+        made = (
             simulate(policy, calibration, seed=s, iterations=iterations, cache=cache)
             for s in seeds
         )
     else:
         one = partial(_one, policy, calibration, iterations, cache_dir)
-        runs = tuple(executor.map(one, seeds))
+        made = (run for run in executor.map(one, seeds))
+    runs: tuple[Run, ...] = ()
+    for run in made:
+        runs += (run,)
+        progress(len(runs))
     for name, others in (baselines or {}).items():
         if tuple((r.seed, r.iterations) for r in others) != tuple((s, iterations) for s in seeds):
             raise ValueError(f"baseline {name} has other seeds or iterations")

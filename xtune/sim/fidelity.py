@@ -31,15 +31,15 @@ from typing import Any
 
 import numpy as np
 
-from xtune.files import write_atomically
+from xtune.files import cache_folder, write_atomically
 from xtune.policies.plan import Plan
 from xtune.policies.presets import PRESETS, preset
 from xtune.policies.spec import Policy, Routing
 from xtune.sim.background import Background, Stretch
-from xtune.sim.cache import SAMPLES, PhaseCache, Phases, makers_digest
+from xtune.sim.cache import PhaseCache, Phases, makers_digest
 from xtune.sim.calibration import Calibration, Parameter
 from xtune.sim.loop import Step, bucket_seconds, finish_times, ready_shares, simulate, start_up_s
-from xtune.sim.network import CLEAR, Network, State
+from xtune.sim.network import CLEAR, SAMPLES, Network, State
 from xtune.sim.scenarios import SCENARIOS, scenario
 from xtune.sim.workload import Wire, Workload
 
@@ -48,7 +48,7 @@ MOST_STEPS = 20_000  # of the run whose plans are taken
 HORIZON_STEPS = 3000  # clean steps: how long windows are looked for
 BUDGET_BYTES = 16 << 32  # of all hosts together in one run: half a second or so
 LONGEST_NS = 60_000_000_000
-VERSION = 2  # of what is kept: higher when this file computes something else
+VERSION = 3  # of what is kept: higher when this file computes something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +185,7 @@ class _Comparison:
         self.sliced, self.whole = Network.of(calibration), Network.of(everywhere)
         self.cut = False
         self._ratios: dict[tuple[str, str, int, State, int], float] = {}
-        payload = calibration["collective_bytes"] * 2 * (1 - 1 / self.workload.world)
-        static = Routing(mode="static")
-        self.scale = self._scale(static, round(payload))
-        self.static_ratio = self._ratio(static, "ring", round(payload), CLEAR, 0)
+        self.scale, self.static_ratio = self._of_clean_collectives()
 
     def run(self, seed: int) -> Fidelity:
         """Over the windows of a seed."""
@@ -238,7 +235,7 @@ class _Comparison:
         phases = Phases(self.sliced, routing, self.cache)
 
         def sampled(pattern: str, size: int) -> float:
-            return self.scale * phases.seconds(pattern, size, state, place % SAMPLES)
+            return self.scale * phases.seconds(pattern, size, state, place)
 
         def whole(pattern: str, size: int) -> float:
             ratio = self._ratio(routing, pattern, size, state, place)
@@ -252,24 +249,34 @@ class _Comparison:
         )
         return step_s / true_s - 1.0, float(ours.sum() / true.sum()) - 1.0
 
+    def _most_bytes(self) -> int:
+        """That one host may send in a whole run."""
+        return max(1, BUDGET_BYTES // (self.whole.leaves * self.whole.job_per_leaf))
+
     def _ratio(self, routing: Routing, pattern: str, size: int, state: State, place: int) -> float:
         """Whole run over cells, of a phase as large as the budget allows."""
-        hosts = self.whole.leaves * self.whole.job_per_leaf
-        most = max(1, BUDGET_BYTES // hosts)
+        most = self._most_bytes()
         self.cut |= size > most
         size = min(size, most)
         key = (routing.mode, pattern, size, state, place)
         if key not in self._ratios:
             cells = Phases(self.sliced, routing, self.cache)
+            at = self._place(state, place, pattern)
             run = Phases(self.whole, routing, self.cache).run(
-                pattern, size, state, self._place(state, place), limit_ns=LONGEST_NS
+                pattern, size, state, at, limit_ns=LONGEST_NS
             )
-            ours = cells.seconds(pattern, size, state, place % SAMPLES)
+            ours = cells.seconds(pattern, size, state, place)
             self._ratios[key] = run.phase_ns * 1e-9 / ours
         return self._ratios[key]
 
-    def _place(self, state: State, place: int) -> int:
-        """Where the whole run is struck: anywhere, but by traffic marked as the cell's is."""
+    def _place(self, state: State, place: int, pattern: str) -> int:
+        """Where the whole run is struck: anywhere, but by traffic marked as the cell's is.
+
+        Where paths are drawn, a place is also a draw of them, so it is the cell's own: by how much
+        draws differ is no error of the loop, which takes another in each stretch.
+        """
+        if self.whole.ecmp_share > 0:
+            return self.sliced.sampled_place(place % self.sliced.samples(pattern))
         if state == CLEAR:
             return place % SAMPLES
         marked = self.sliced.same_lane(place % SAMPLES)
@@ -277,11 +284,18 @@ class _Comparison:
             place += self.whole.leaves
         return place
 
-    def _scale(self, static: Routing, payload: int) -> float:
-        """As in the loop: a measured clean collective over that of the cells."""
-        cells = Phases(self.sliced, static, self.cache)
+    def _of_clean_collectives(self) -> tuple[float, float]:
+        """The loop's scale, and what whole runs are to cells: on paths that never meet."""
+        c = self.calibration
+        payload = round(c["collective_bytes"] * 2 * (1 - 1 / self.workload.world))
+        static = Routing(mode="static")
+        sliced, whole = (replace(n, ecmp_share=0.0) for n in (self.sliced, self.whole))
+        cells = Phases(sliced, static, self.cache)
         clean = [cells.seconds("ring", payload, CLEAR, k) for k in range(SAMPLES)]
-        return (self.calibration["collective_s"] - self.latency_s) / float(np.mean(clean))
+        scale = (c["collective_s"] - self.latency_s) / float(np.mean(clean))
+        size = min(payload, self._most_bytes())
+        run = Phases(whole, static, self.cache).run("ring", size, CLEAR, 0, limit_ns=LONGEST_NS)
+        return scale, run.phase_ns * 1e-9 / cells.seconds("ring", size, CLEAR, 0)
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
@@ -302,7 +316,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the background")
     given = parser.parse_args(argv)
     if given.scenario:
-        calibration, cache = scenario(given.scenario).calibration, PhaseCache()
+        calibration = scenario(given.scenario).calibration
+        cache = PhaseCache(cache_folder("phases"))
     else:
         files = (given.lake / "calibrations").glob("*.json")
         newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.name), default=None)
@@ -316,7 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f = fidelity(preset(name), calibration, cache=cache, seed=given.seed)
         print(
             f"{name:18} {f.bias:+10.2%} {f.sd:7.2%} {f.phase_bias:+11.2%} {f.phase_sd:7.2%}"
-            f" {f.windows:8d} {f.cut:5d}"
+            f" {f.windows:8d} {f.cut:5d}",
+            flush=True,
         )
     return 0
 

@@ -22,9 +22,9 @@ from xtune.policies.plan import Plan
 from xtune.policies.spec import Policy, Routing
 from xtune.sim.background import Background
 from xtune.sim.beside import traffic_beside
-from xtune.sim.cache import SAMPLES, PhaseCache, Phases
+from xtune.sim.cache import PhaseCache, Phases
 from xtune.sim.calibration import Calibration
-from xtune.sim.network import CLEAR, Network, State, scope_notes
+from xtune.sim.network import CLEAR, DRAWS, SAMPLES, Network, State, scope_notes
 from xtune.sim.response import Response
 from xtune.sim.routing_side import RoutingSide
 from xtune.sim.workload import Wire, Workload
@@ -247,13 +247,13 @@ class _Loop:
         traffic = self.workload.under(plan)
         ready = compute_s * self._ready
         stretch = self.background.at(start)
-        takes = self._steady(traffic, stretch.state, stretch.place % SAMPLES)
+        takes = self._steady(traffic, stretch.state, stretch.place % DRAWS)
         ends = finish_times(ready, takes)
         if start + ends[-1] >= stretch.end_s:
             takes = self._changing(traffic, start, ready)
             ends = finish_times(ready, takes)
         self.completions.append(ends - ready)
-        beside = self._beside_s(stretch.state, stretch.place % SAMPLES) if self._beside else 0.0
+        beside = self._beside_s(stretch.state, stretch.place % DRAWS) if self._beside else 0.0
         return max(compute_s, float(ends[-1])) + beside, float(takes.sum())
 
     def _beside_s(self, state: State, place: int) -> float:
@@ -289,7 +289,7 @@ class _Loop:
         for pattern in patterns:
             stretch = self.background.at(end)
             end += self._phase(
-                pattern, size // len(patterns), stretch.state, stretch.place % SAMPLES
+                pattern, size // len(patterns), stretch.state, stretch.place % DRAWS
             )
         return self.latency_s + (end - at_s)
 

@@ -28,6 +28,9 @@ BACKGROUND_HOSTS = 7
 DEEPEST = float(BACKGROUND_HOSTS + 1)
 ENDLESS = 1 << 40  # bytes of a background flow: outlasts any phase
 BINS_PER_OCTAVE = 4
+# Places that are told apart, and as many draws of paths. Where each host sends one flow and a hash
+# draws its path, few draws miss by how much the flows collide.
+SAMPLES, DRAWS = 4, 64
 CHAINS = 8  # sends of one rank in an all-to-all that run at once
 
 
@@ -223,6 +226,11 @@ class Network:
         """Whether the episode at a place is of traffic marked like the job's own."""
         # Golden-ratio steps: any run of places has close to the asked share in the same lane.
         return (place * 0.6180339887498949) % 1.0 < self.same_lane_share
+
+    def samples(self, collective: str) -> int:
+        """How many places are told apart for a collective."""
+        few = collective != "all_to_all"  # of whose many flows the draws even out
+        return DRAWS if self.ecmp_share > 0 and few else SAMPLES
 
     def sampled_place(self, index: int) -> int:
         """Place of a cell's sample: leaves, targets and lanes in turn.

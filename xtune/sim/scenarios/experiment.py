@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +49,20 @@ def run_scenario(
         iterations: Progress that each run makes.
         executor: Where the runs go; None runs them here.
         cache_dir: Folder of sampled phases, shared between processes.
-        progress: Called after each policy.
+        progress: Called after each run: how many are done, and of which policy the last was.
 
     Returns:
         A JSON document, schema 1. It does not depend on the executor.
     """
-    named = {name: preset(name) for name in (BASELINE, *OTHERS, *HALVES)}
-    if policy not in named.values():
-        named[policy.name if policy.name not in named else f"{policy.name} (given)"] = policy
+    named = policies_of(policy)
     found: dict[str, Evaluation] = {}
     for name, each in named.items():
         found[name] = evaluate(
             each, scenario.calibration, seeds=seeds, iterations=iterations, executor=executor,
             cache_dir=cache_dir,
             baselines={BASELINE: found[BASELINE].runs} if found else None,
+            progress=partial(_count, progress, name, len(found) * len(seeds)),
         )  # fmt: skip
-        progress(len(found), name)
     whole = next(name for name, each in named.items() if each == policy)
     return {
         "schema": 1,
@@ -91,6 +90,18 @@ def run_scenario(
             }
         ),
     }
+
+
+def _count(progress: Callable[[int, str], None], name: str, before: int, done: int) -> None:
+    progress(before + done, name)
+
+
+def policies_of(policy: Policy) -> dict[str, Policy]:
+    """By name: baselines, each half alone, and the whole where it is none of these."""
+    named = {name: preset(name) for name in (BASELINE, *OTHERS, *HALVES)}
+    if policy not in named.values():
+        named[policy.name if policy.name not in named else f"{policy.name} (given)"] = policy
+    return named
 
 
 def _row(scenario: Scenario, name: str, evaluation: Evaluation) -> dict[str, Any]:
