@@ -174,6 +174,8 @@ def test_an_all_to_all_on_colliding_paths_is_carried_on_in_proportion() -> None:
     cells = phases(STATIC, replace(NETWORK, ecmp_share=1.0, gbps=1.0))  # windows of 1 MiB
     last = cells.sample("all_to_all", 2**20, CLEAR, 0)
     beyond = cells.seconds("all_to_all", 10 * 2**20, CLEAR, 0)
+    large = cells.sample("all_to_all", 10 * 2**20, CLEAR, 0)
+    assert large.s_per_byte == pytest.approx(large.base_s / large.base_bytes, rel=1e-12)
     assert beyond == pytest.approx(10 * last.seconds(2**20), rel=0.01)
 
 

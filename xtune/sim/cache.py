@@ -48,7 +48,8 @@ MAKERS = (
     "xtune.policies.learned_ratio", "xtune.policies.routing_parameters", "xtune.policies.spec",
     "xtune.sim._buffers", "xtune.sim._choices", "xtune.sim._extras",
     "xtune.sim._fill_extras", "xtune.sim._layout", "xtune.sim._rate", "xtune.sim._routes",
-    "xtune.sim._state", "xtune.sim._window", "xtune.sim._events", "xtune.sim.beside", "xtune.sim.bounds",
+    "xtune.sim._state", "xtune.sim._window", "xtune.sim._events",
+    "xtune.sim.beside", "xtune.sim.bounds",
     "xtune.sim.cache", "xtune.sim.congestion", "xtune.sim.fabric", "xtune.sim.flows",
     "xtune.sim.kernel", "xtune.sim.network", "xtune.sim.phase",
 )  # fmt: skip
