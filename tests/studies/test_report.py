@@ -15,11 +15,11 @@ from tests.pipelines.lakes import A, at, new_lake, put
 from tests.sim_loop.made import made
 from tests.studies.analytic import OPTIONS, lake_in, search
 from xtune.lake import Lake
-from xtune.proofs import studies_table
 from xtune.reports import _page, build_report
 from xtune.reports._base import Grid
 from xtune.reports._figures import number
 from xtune.reports.sections import verdict
+from xtune.studies.__main__ import main as tables_of_studies
 
 SECTIONS = {"history", "pareto", "importance", "sensitivity", "held_out", "recommendation"}
 OLD: dict[str, Any] = {
@@ -320,7 +320,7 @@ def test_the_tables_of_a_lake_are_what_its_results_say(
     calibration = replace(made(), held_out=made(compute_s=0.123))
     lake = lake_in(tmp_path)
     document = search(lake, calibration=calibration, options=replace(OPTIONS, fidelity=True))
-    assert studies_table.main([str(lake.root)]) == 0
+    assert tables_of_studies([str(lake.root)]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     assert {len(row) for row in rows} == {9}
@@ -333,6 +333,6 @@ def test_the_tables_of_a_lake_are_what_its_results_say(
     low, high = gained["low"], gained["high"]
     assert rows[4][2] == f"{gained['mean']:.1%} [{low:.1%}, {high:.1%}]"
     assert lines[-1] == document["recommendation"]["text"]
-    assert studies_table.main([str(tmp_path)]) == 2
-    assert studies_table.main([str(lake.root), "none"]) == 2
+    assert tables_of_studies([str(tmp_path)]) == 2
+    assert tables_of_studies([str(lake.root), "none"]) == 2
     assert "Traceback" not in capsys.readouterr().err

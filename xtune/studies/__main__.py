@@ -1,6 +1,6 @@
 """What the studies of a lake found, as Markdown tables.
 
-``python -m xtune.proofs.studies_table LAKE [STUDY ...]`` prints a table a study: the tuned policy
+``python -m xtune.studies LAKE [STUDY ...]`` prints a table a study: the tuned policy
 beside the default, the baselines and the ablations, on held-out telemetry where there is some.
 """
 
@@ -24,7 +24,7 @@ HEAD = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m xtune.proofs.studies_table",
+        prog="python -m xtune.studies",
         description="What studies found, as Markdown tables.",
     )
     parser.add_argument("lake", type=Path, help="folder of the lake")
@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         texts = [as_text(load_result(given.lake, name)) for name in given.study or found]
     except StudyError as error:
-        print(f"studies_table: {error}", file=sys.stderr)
+        print(f"xtune.studies: {error}", file=sys.stderr)
         return 2
     if not texts:
-        print(f"studies_table: {given.lake}: no study has a result", file=sys.stderr)
+        print(f"xtune.studies: {given.lake}: no study has a result", file=sys.stderr)
         return 2
     print("\n\n".join(texts))
     return 0
