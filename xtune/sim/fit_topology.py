@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 import polars as pl
@@ -18,7 +20,10 @@ LAYERS_PER_BUCKET = 4  # where no layer is known: enough that bits can differ wi
 
 def read_links(inputs: Inputs) -> pl.DataFrame:
     """The directed links of the fabric."""
-    columns = ["src_guid", "src_name", "src_port", "dst_guid", "dst_name", "rate_gbps", "tier"]
+    columns = [
+        "src_guid", "src_name", "src_port", "dst_guid", "dst_name", "dst_port", "rate_gbps",
+        "tier",
+    ]  # fmt: skip
     return inputs.read("topology_links", columns)
 
 
@@ -38,19 +43,23 @@ def links_of_hosts(links: pl.DataFrame, hosts: frozenset[str]) -> frozenset[str]
 def fit_topology(
     inputs: Inputs, links: pl.DataFrame, hosts_of_job: int | None, ranks: int
 ) -> tuple[Parameter, ...]:
-    """Hosts of the job, hosts, leaves and spines of the fabric, link rate and latency."""
+    """Hosts of the job, hosts, leaves and spines of the fabric, link rate and latency.
+
+    The loop's fabric has two tiers and one link from each leaf to each spine. What is fitted as
+    ``spines`` is how many ways lead up from a leaf; a third tier is left out, and said.
+    """
     ports = inputs.read("ports", ["host", "rate_gbps", "state"])
-    fabric = _two_tiers(links)
+    found = _tiers(links)
     table: tuple[str, ...] = ("topology_links",)
-    why = "leaves are the switches that hosts hang on, spines the others"
-    assumed = fabric is None
-    if fabric is None:
+    assumed = found is None
+    if found is not None:
+        hosts, leaves, spines, why = found
+    else:
         seen = ports.filter(pl.col("host").is_not_null())["host"].n_unique()
         hosts = max(hosts_of_job or 0, seen, min(ranks, 2))
         leaves = max(1, math.ceil(hosts / ASSUMED_HOSTS_PER_LEAF))
-        fabric = (hosts, leaves, max(1, math.ceil(hosts / leaves / 2)))
+        spines = max(1, math.ceil(hosts / leaves / 2))
         table, why = (), "no topology was collected: 16 hosts a leaf, 2:1 uplinks"
-    hosts, leaves, spines = fabric
     job_hosts = min(hosts, hosts_of_job or ranks)
     names = (("hosts", hosts), ("leaves", leaves), ("spines", spines))
     n = 0 if assumed else len(links)
@@ -87,16 +96,21 @@ def fit_topology(
     )  # fmt: skip
 
 
-def _two_tiers(links: pl.DataFrame) -> tuple[int, int, int] | None:
-    """(hosts, leaves, spines), or None where the links do not show two ends."""
+def _tiers(links: pl.DataFrame) -> tuple[int, int, int, str] | None:
+    """Hosts, leaves, ways up from a leaf and what was counted.
+
+    None where the links do not show two ends.
+    """
     ends = links.with_columns(
         pl.coalesce("src_guid", "src_name").alias("a"),
         pl.coalesce("dst_guid", "dst_name").alias("b"),
     ).filter(pl.col("a").is_not_null(), pl.col("b").is_not_null(), pl.col("tier").is_not_null())
     if ends.is_empty():
         return None
-    upper = ends.filter(pl.col("tier") >= 1)
-    switches = set(upper["a"].to_list()) | set(upper["b"].to_list())
+    # A lake holds a link once for each time that it was seen.
+    between = ends.filter(pl.col("tier") >= 1).unique(["a", "src_port", "b", "dst_port"])
+    upper = list(between.select("a", "b").iter_rows())
+    switches = {node for link in upper for node in link}
     edge = ends.filter(pl.col("tier") == 0)
     near: dict[str, set[str]] = {}
     for a, b in edge.select("a", "b").iter_rows():
@@ -108,7 +122,27 @@ def _two_tiers(links: pl.DataFrame) -> tuple[int, int, int] | None:
     leaves = set(near) & switches
     if not hosts or not leaves:
         return None
-    return len(hosts), len(leaves), max(1, len(switches - leaves))
+    ways = _ways_up(upper, leaves)
+    above = {node for link in upper if leaves.intersection(link) for node in link} - leaves
+    why = (
+        f"leaves are the switches that hosts hang on; as many spines as a leaf has links up"
+        f" ({len(above)} switches above)"
+    )
+    beyond = len(switches - leaves - above)
+    if beyond:
+        why += f"; {beyond} more above those are left out: the loop's fabric has two tiers"
+    return len(hosts), len(leaves), ways, why
+
+
+def _ways_up(upper: Sequence[tuple[str, str]], leaves: set[str]) -> int:
+    """Links from a leaf to the switches above, the median of the leaves; at least 1.
+
+    Most lakes hold both directions of a link; where one has but one, that one counts.
+    """
+    out = Counter(a for a, b in upper if a in leaves and b not in leaves)
+    into = Counter(b for a, b in upper if b in leaves and a not in leaves)
+    counts = [max(out[leaf], into[leaf]) for leaf in leaves]
+    return max(1, statistics.median_low(counts))
 
 
 def _rate(links: pl.DataFrame, ports: pl.DataFrame) -> Parameter:
