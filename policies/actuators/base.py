@@ -118,12 +118,18 @@ def checked(shares: Sequence[float], paths: int) -> list[float]:
     """
     if len(shares) != paths:
         raise ValueError(f"{len(shares)} shares for {paths} paths")
-    if not all(math.isfinite(share) and share >= 0 for share in shares):
+    try:
+        values = [float(share) for share in shares]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"shares must be numbers: {list(shares)}") from None
+    if not all(math.isfinite(value) and value >= 0 for value in values):
         raise ValueError(f"shares must be finite and not negative: {list(shares)}")
-    total = math.fsum(shares)
-    if not 0 < total < math.inf:
+    largest = max(values, default=0.0)
+    if not largest:
         raise ValueError("no path has a share")
-    return [share / total for share in shares]
+    parts = [value / largest for value in values]  # the sum of large ones may not be a number
+    total = math.fsum(parts)
+    return [part / total for part in parts]
 
 
 def apportion(shares: Sequence[float], count: int) -> list[int]:

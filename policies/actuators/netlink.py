@@ -17,7 +17,7 @@ from .._netlink import aligned, attributes  # noqa: TID252 - exported under anot
 from .base import Refused
 from .watcher import ANSWER_S, ERROR
 
-NEW_ROUTE, DELETE_ROUTE, GET_ROUTE = 24, 25, 26
+NEW_ROUTE, GET_ROUTE = 24, 26
 NEW_NEXTHOP, DELETE_NEXTHOP, GET_NEXTHOP = 104, 105, 106
 REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
 _REQUEST, _ACKNOWLEDGE, _DUMP = 0x1, 0x4, 0x300
@@ -33,12 +33,14 @@ _NESTED = 0x8000
 MOST_WEIGHT = 256
 
 RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY = 1, 2, 4, 5, 6
-RTA_TABLE, RTA_NH_ID = 15, 30
+RTA_NH_ID = 30
 _RTA_CACHEINFO = 12
 _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
 _PATH_OF_ROUTE = {RTA_OIF, RTA_GATEWAY, 9, 18, 21, 22}  # MULTIPATH, VIA, ENCAP_TYPE, ENCAP
 _CLONED, _ONLINK = 0x200, 0x4
 _MAIN_TABLE, _STATIC, _UNICAST = 254, 4, 1
+_KINDS = {1: "unicast", 6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}
+_METRIC_OF_IPV6 = 1024  # IP6_RT_PRIO_USER: what the kernel makes of 0
 _UDP = 17
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -135,40 +137,42 @@ class Route:
         value = self.value(RTA_PRIORITY)
         return 0 if value is None else int(struct.unpack("=I", value)[0])
 
+    @property
+    def kind(self) -> str:
+        """What it does with packets, as iproute2 calls it; ``unicast`` sends them on."""
+        return _KINDS.get(self.head[7], f"type {self.head[7]}")
+
+    def is_through(self, number: int) -> bool:
+        """Whether it goes through this nexthop or group."""
+        return self.value(RTA_NH_ID) == struct.pack("=I", number)
+
     def restored(self) -> bytes:
-        """A request that puts it back in the place of whatever has its destination and metric."""
+        """A request that puts it back; refused where its destination and metric are taken."""
         drop = {_RTA_CACHEINFO}
         if self.value(RTA_NH_ID) is not None:
             drop |= _PATH_OF_ROUTE  # told beside the number, not taken beside it
-        return self._new(self.head, [(k, v) for k, v in self.tail if k not in drop])
+        return self._new(self.head, [(k, v) for k, v in self.tail if k not in drop], EXCLUSIVE)
 
     def through(self, number: int) -> bytes:
         """A request that sends it through a nexthop group; metric and source address stay."""
         drop = {_RTA_CACHEINFO, RTA_NH_ID, *_PATH_OF_ROUTE}
         head = self.head[:6] + bytes([0]) + self.head[7:8] + bytes(4)  # scope: everywhere
         kept = [(k, v) for k, v in self.tail if k not in drop]
-        return self._new(head, [*kept, (RTA_NH_ID, struct.pack("=I", number))])
+        return self._new(head, [*kept, (RTA_NH_ID, struct.pack("=I", number))], REPLACE)
 
-    def deleted(self) -> bytes:
-        """A request that deletes it, whatever path it has."""
-        named = {RTA_DST, RTA_PRIORITY, RTA_TABLE}
-        body = self.head[:5] + bytes([0, 255, 0]) + bytes(4)  # any protocol, scope and type
-        body += b"".join(attribute(k, v) for k, v in self.tail if k in named)
-        return message(DELETE_ROUTE, 0, body)
-
-    def _new(self, head: bytes, tail: Sequence[tuple[int, bytes]]) -> bytes:
+    def _new(self, head: bytes, tail: Sequence[tuple[int, bytes]], where: int) -> bytes:
         flags = struct.unpack("=I", head[8:12])[0] & _ONLINK
         body = head[:8] + struct.pack("=I", flags) + b"".join(attribute(k, v) for k, v in tail)
-        return message(NEW_ROUTE, CREATE | REPLACE, body)
+        return message(NEW_ROUTE, CREATE | where, body)
 
 
-def new_route(destination: Network, metric: int) -> Route:
-    """A static route of the main table, without a path yet."""
+def new_route(destination: Network) -> Route:
+    """A static route of the main table with the kernel's own metric, without a path yet."""
     head = struct.pack("=BBBBBBBBI", family(destination), destination.prefixlen, 0, 0,
                        _MAIN_TABLE, _STATIC, 0, _UNICAST, 0)  # fmt: skip
     tail = [(RTA_DST, destination.network_address.packed)]
-    if metric:
-        tail.append((RTA_PRIORITY, struct.pack("=I", metric)))
+    if destination.version == 6:
+        tail.append((RTA_PRIORITY, struct.pack("=I", _METRIC_OF_IPV6)))
     return Route(head, tuple(tail))
 
 
@@ -199,11 +203,14 @@ class Netlink:
         for _ in self._answers(until_acknowledged=True):
             pass
 
-    def routes(self, destination: Network, metric: int | None = None) -> list[Route]:
-        """The main table's routes to exactly this destination, the preferred one first."""
+    def routes(self, destination: Network) -> list[Route]:
+        """The main table's routes to exactly this destination, the preferred one first.
+
+        Of any kind, but for packets of any type of service alone.
+        """
         body = struct.pack("=BBBBBBBBI", family(destination), 0, 0, 0, 0, 0, 0, 0, 0)
         self._socket.send(message(GET_ROUTE, _DUMP, body))
-        wanted = (destination.prefixlen, _MAIN_TABLE, _UNICAST)
+        wanted = (destination.prefixlen, 0, _MAIN_TABLE)
         any_address = bytes(len(destination.network_address.packed))
         found = []
         for _, data in list(self._answers()):
@@ -211,10 +218,9 @@ class Netlink:
             flags = struct.unpack("=I", data[8:12])[0]
             address = route.value(RTA_DST) or any_address
             if (
-                (data[1], data[4], data[7]) == wanted
+                (data[1], data[3], data[4]) == wanted
                 and address == destination.network_address.packed
                 and not flags & _CLONED
-                and metric in (None, route.metric)
             ):
                 found.append(route)
         return sorted(found, key=lambda route: route.metric)

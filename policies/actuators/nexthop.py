@@ -20,7 +20,7 @@ from typing import ClassVar
 from . import netlink
 from .base import Actuator, AfterKill, Refused, checked
 from .lease import Lease, cannot_watch
-from .netlink import Netlink
+from .netlink import Netlink, Route
 from .watcher import Step
 
 NUMBERS = range(0x78000000, 0x7FFFFFFF)  # of our nexthops and groups
@@ -56,7 +56,8 @@ class NexthopGroup(Actuator):
 
     Args:
         destination: Network in CIDR notation; the preferred route of the main table to exactly it
-            is replaced, and made where there is none.
+            is replaced, and made where there is none. One that drops packets (a blackhole) is
+            refused; one for a type of service is left as it is, with the packets it takes.
         paths: The gateways.
         lease_s: Without `apply` or `renew` for so long, the watcher undoes all of it.
         buckets: Of a resilient group, in which a change of weights moves as few flows as it can;
@@ -110,7 +111,7 @@ class NexthopGroup(Actuator):
         self._policy_lease: Lease | None = None  # where the policy was changed later on
         self._restores_policy = False
         self._claim: socket.socket | None = None
-        self._route = netlink.new_route(self._destination, 0)
+        self._route = netlink.new_route(self._destination)
         self._group = 0
         self._members: list[int] = []
         self._in_use: set[int] = set()
@@ -144,6 +145,8 @@ class NexthopGroup(Actuator):
             self.expired += 1
             self.undo()
         with _kernel() as kernel:
+            if self._lease is not None and self._is_routed(kernel) is False:
+                self.undo()  # which leaves the other route, the one to put back from now on
             if self._lease is None:
                 self._set_up(kernel, weights)
             else:
@@ -154,7 +157,7 @@ class NexthopGroup(Actuator):
         self._holds, self._look_s = True, self._clock() + LOOK_S
 
     def undo(self) -> None:
-        """See `Actuator.undo`.
+        """See `Actuator.undo`; a route that somebody else put in its place stays.
 
         Raises:
             Refused: The kernel did not take a step; the others were done.
@@ -208,7 +211,7 @@ class NexthopGroup(Actuator):
             self._claim = self._claimed()
             *self._members, self._group = _free_numbers(kernel.nexthops(), len(self._paths) + 1)
             found = kernel.routes(self._destination)
-            self._route = found[0] if found else netlink.new_route(self._destination, 0)
+            self._route = self._replaceable(found)
             self._restores_policy = self._ignores_ports()
             assert self.lease_s is not None
             self._lease = Lease(self._undoing(existed=bool(found)), self.lease_s)
@@ -219,7 +222,7 @@ class NexthopGroup(Actuator):
             raise
 
     def _change(self, kernel: Netlink, weights: list[int]) -> None:
-        if self._holds and not self._ignores_ports():
+        if self._holds and not self._ignores_ports() and self._is_routed(kernel):
             with contextlib.suppress(Refused):  # of a nexthop that went with its link
                 kernel.request(self._group_request(weights, replace=True))
                 return
@@ -239,13 +242,36 @@ class NexthopGroup(Actuator):
             self._hash_by_ports()
         kernel.request(self._route.through(self._group))
 
+    def _replaceable(self, found: Sequence[Route]) -> Route:
+        """The preferred of the routes that were found, a new one where there is none.
+
+        Raises:
+            Refused: It drops packets, which nobody wants undone unasked, or another one has its
+                metric, beside which it could not be put back.
+        """
+        if not found:
+            return netlink.new_route(self._destination)
+        if found[0].kind != "unicast":
+            raise Refused(f"{self.name}: {self._destination} has a {found[0].kind} route")
+        if any(other.metric == found[0].metric for other in found[1:]):
+            raise Refused(f"{self.name}: {self._destination} has two routes of one metric")
+        return found[0]
+
+    def _is_routed(self, kernel: Netlink) -> bool | None:
+        """Whether the destination's route is the group's; None where it is just missing."""
+        found = kernel.routes(self._destination)
+        if not found or found[0].metric > self._route.metric:
+            return None
+        return found[0].is_through(self._group)
+
     def _is_there(self) -> bool:
         """Whether the kernel has what was applied; a link that goes down takes it away."""
         try:
             with _kernel() as kernel:
                 members = kernel.members(self._group)
+                routed = self._is_routed(kernel)
             return members is not None and set(members) == self._in_use \
-                and not self._ignores_ports()  # fmt: skip
+                and bool(routed) and not self._ignores_ports()  # fmt: skip
         except OSError:  # no answer says nothing
             return True
 
@@ -263,10 +289,15 @@ class NexthopGroup(Actuator):
         return claim
 
     def _undoing(self, *, existed: bool) -> list[Step]:
-        """Steps that put back what was there. The route first: it goes with its nexthops."""
-        requests = [self._route.restored() if existed else self._route.deleted()]
-        requests += [netlink.delete_nexthop(n) for n in (self._group, *self._members)]
-        steps: list[Step] = [{"netlink": request.hex()} for request in requests]
+        """Steps that put back what was there, and leave alone what is somebody else's by then.
+
+        With the group goes the route as long as it is through the group, and no other route.
+        """
+        steps: list[Step] = [{"netlink": netlink.delete_nexthop(self._group).hex()}]
+        if existed:
+            what = f"the route to {self._destination}"
+            steps.append({"netlink": self._route.restored().hex(), "what": what})
+        steps += [{"netlink": netlink.delete_nexthop(n).hex()} for n in self._members]
         return [*steps, self._policy_step()] if self._restores_policy else steps
 
     def _leases(self) -> list[Lease]:

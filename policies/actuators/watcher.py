@@ -21,9 +21,11 @@ from typing import Any
 
 ANSWER_S = 2.0  # the kernel answers within microseconds
 ERROR = 2  # NLMSG_ERROR, also the acknowledgement
-GONE = (errno.ENOENT, errno.ESRCH)  # what is to be deleted is not there: as wanted
+# What is to be deleted is not there, or somebody put another route where ours was: as wanted.
+SETTLED = (errno.ENOENT, errno.ESRCH, errno.EEXIST)
 
-Step = dict[str, str]  # {"netlink": hexadecimal message} or {"file": path, "text": contents}
+# {"netlink": hexadecimal message, "what": its words} or {"file": path, "text": contents}
+Step = dict[str, str]
 
 
 def carry_out(steps: Sequence[Step]) -> list[str]:
@@ -33,7 +35,7 @@ def carry_out(steps: Sequence[Step]) -> list[str]:
         steps: Netlink requests, and files to be written, in order.
 
     Returns:
-        What did not work, in words; what is gone already is no failure.
+        What did not work, in words; what is settled already is no failure.
     """
     failed = []
     for step in steps:
@@ -44,8 +46,9 @@ def carry_out(steps: Sequence[Step]) -> list[str]:
                 with open(step["file"], "w", encoding="ascii") as file:
                     file.write(step["text"])
         except OSError as error:
-            if error.errno not in GONE:
-                failed.append(f"{step.get('file', 'netlink')}: {error.strerror or error}")
+            if error.errno not in SETTLED:
+                what = step.get("what") or step.get("file", "netlink")
+                failed.append(f"{what}: {error.strerror or error}")
     return failed
 
 

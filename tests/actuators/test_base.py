@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,10 +36,16 @@ def test_what_is_missing_is_said_before_anything_is_done() -> None:
         pytest.fail("must not begin")
 
 
-@pytest.mark.parametrize("shares", [[], [0, 0], [1, -1], [1, math.nan], [1, math.inf]])
-def test_shares_that_cannot_be(shares: list[float]) -> None:
+@pytest.mark.parametrize("shares", [[], [0, 0], [1, -1], [1, math.nan], [1, math.inf],
+                                    ["a", 1], [None, 1], [10**400, 1]])  # fmt: skip
+def test_shares_that_cannot_be(shares: list[Any]) -> None:
     with pytest.raises(ValueError, match="share"):
         checked(shares, len(shares))
+
+
+def test_large_shares_are_shares() -> None:
+    assert checked([1e308, 1e308], 2) == [0.5, 0.5]
+    assert checked([1, 3], 2) == [0.25, 0.75]
 
 
 @settings(deadline=None)
