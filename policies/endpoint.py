@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import select
 import socket
 import stat
@@ -22,11 +23,14 @@ from typing import Any, Protocol
 
 _LOG = logging.getLogger("xtune")
 UNIX = "unix:"
+_NO_ADDRESS = "not of the form host:port or unix:/path"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_S = 2.0  # from accept to the last byte; a scraper on this host needs milliseconds
 _REQUEST_BYTES = 8192  # Prometheus sends about 300
 _BACKLOG = 8
 _PAUSE_S = 1.0  # after an accept that failed: with no descriptor left the next fails at once too
+
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # of the text format
 
 #: Key of ``signal()``: (metric, factor to its unit, help). Units are Prometheus' base units.
 METRICS = {
@@ -99,21 +103,22 @@ def serve(
 ) -> Endpoint:
     """Offer a handle's signal to a scraper on this host until `Endpoint.close` or the end.
 
-    Never raises: where the address is taken or is none, one line says so and training goes on
-    without an endpoint.
+    Never raises: where the address is taken or is none, or a label cannot be in the text format,
+    one line says so and training goes on without an endpoint.
 
     Args:
         handle: Whose signal.
         address: ``host:port`` (port 0: any free one, `Endpoint.address` has it), ``[::1]:port``,
             or ``unix:/path`` for a socket file that this user alone may open.
         labels: On every sample. The job and rank are known to whoever calls, not to a handle.
+            Names are letters, digits and underscores, no digit first.
     """
     endpoint = Endpoint(handle, labels or {})
     try:
         endpoint.open(address)
     except (OSError, ValueError, OverflowError) as error:
         endpoint.close()
-        _LOG.warning("xtune: no signal at %s: %s; training goes on", address, error)
+        _LOG.warning("xtune: no signal at %r: %s; training goes on", address, error)
     return endpoint
 
 
@@ -129,7 +134,7 @@ class Endpoint:
         self.address: str | None = None
         self.errors = 0
         self._handle = handle
-        self._labels = dict(labels)
+        self._labels = labels
         self._listener: socket.socket | None = None
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
@@ -142,8 +147,11 @@ class Endpoint:
 
         Raises:
             OSError: The address is taken or not of this host.
-            ValueError: It is no address.
+            ValueError: It is no address, or the labels cannot be in the text format.
         """
+        self._labels = _checked(self._labels)
+        if not isinstance(address, str):
+            raise ValueError(_NO_ADDRESS)
         if address.startswith(UNIX):
             self._listener = _bind_file(address.removeprefix(UNIX))
             self._file = address.removeprefix(UNIX)
@@ -208,7 +216,7 @@ class Endpoint:
     def _response(self, request: bytes) -> bytes:
         method, _, rest = request.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
-        status, body = "200 OK", ""
+        status, data = "200 OK", b""
         if method not in (b"GET", b"HEAD"):
             status = "405 Method Not Allowed"
         elif path not in (b"/metrics", b"/"):
@@ -216,11 +224,10 @@ class Endpoint:
         else:
             try:
                 signal = self._handle.signal()
-                body = exposition(signal, errors=self.errors, labels=self._labels)
+                data = exposition(signal, errors=self.errors, labels=self._labels).encode()
             except Exception:  # a signal that fails must not end the thread
                 self.errors += 1
                 status = "500 Internal Server Error"
-        data = body.encode()
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
@@ -252,7 +259,7 @@ def _ready(ends: Sequence[socket.socket], timeout_s: float | None) -> list[socke
 def _host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit():
-        raise ValueError("not of the form host:port or unix:/path")
+        raise ValueError(_NO_ADDRESS)
     if int(port) > 65535:  # which the resolver would take modulo 65536
         raise ValueError("ports end at 65535")
     return host.removeprefix("[").removesuffix("]"), int(port)
@@ -297,6 +304,20 @@ def _clear(path: str) -> None:
                 os.unlink(path)
         except FileNotFoundError:
             pass
+
+
+def _checked(labels: object) -> dict[str, str]:
+    """The labels, if the text format can have them."""
+    if not isinstance(labels, Mapping):
+        raise ValueError(f"labels {labels!r} are no names with values")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a label")
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"label {name}: {value!r} is not UTF-8") from None
+    return dict(labels)
 
 
 def _escaped(value: str) -> str:

@@ -182,15 +182,42 @@ def test_a_taken_port_is_one_line(served: Endpoint, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "address",
     ["", "9100", ":9100", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999", "203.0.113.1:0",
-     "unix:", "unix:/not/there", "unix:/" + "x" * 200, "127.0.0.1:²"],
+     "unix:", "unix:/not/there", "unix:/" + "x" * 200, "127.0.0.1:²", None, 9464, b"unix:/x",
+     "127.0.0.1\n:0", "\udcff:0"],
 )  # fmt: skip
 def test_what_is_no_address_is_one_line(
-    address: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: Any
+    address: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.WARNING, "xtune"):
         assert serve(Figures(), address).address is None
     assert len(caplog.messages) == 1 and "\n" not in caplog.text.strip()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{"job": "a\udcff"}, {"bad name": "x"}, {"": "x"}, {"0a": "x"}, {"ä": "x"}, {"a\n": "x"},
+     {1: "x"}, "rank", [("rank", "0")]],
+)  # fmt: skip
+def test_labels_that_the_format_cannot_have_are_one_line(
+    labels: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "xtune"):
+        assert serve(Figures(), labels=labels).address is None
+    [line] = caplog.messages
+    assert "label" in line and "training goes on" in line
+    assert "\n" not in line and line.encode()  # any log can take it
+
+
+def test_labels_are_on_every_sample() -> None:
+    found = serve(Figures(), labels={"job": "ü\n", "rank": 3})  # type: ignore[dict-item]
+    try:
+        status, text = ask(found)
+    finally:
+        found.close()
+    names = list(samples(text))
+    assert status == 200 and len(names) > 5
+    assert all(name.endswith('{job="ü\\n",rank="3"}') for name in names)
 
 
 def test_close_frees_the_port_and_again_does_nothing(served: Endpoint) -> None:
