@@ -50,13 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show(path: str) -> None:
     reader = WeightsReader(path)
-    now_ns = time.monotonic_ns()
     print(json.dumps({"alive": reader.alive()} | reader.counters()))
-    for note in reader.notes():
+    notes, now_ns = reader.notes(), time.monotonic_ns()
+    for note in notes:
         heard_ns = note.pop("heard_ns", None)
         heard = {} if heard_ns is None else {"heard_s": (now_ns - heard_ns) / 1e9}
         print(json.dumps(note | heard))
-    for block in reader.blocks():
+    blocks, now_ns = reader.blocks(), time.monotonic_ns()  # the writer goes on: the time after
+    for block in blocks:
         for entry in block.entries():
             print(json.dumps(_link(block, entry, now_ns)))
     reader.close()

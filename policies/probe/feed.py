@@ -43,7 +43,8 @@ class Feed(Follower[ReadingsReader]):
         stale_ns: Without a heartbeat for so long the agent counts as dead.
 
     Attributes:
-        skipped: Outcomes that a late poll could not see any more.
+        skipped: Outcomes that a late poll could not see any more; at the first poll all of the
+            agent's before but the last 64 of each path.
     """
 
     def __init__(

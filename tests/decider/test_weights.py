@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from tests.probe.helpers import LIMIT_S
 from xtune.policies import Router, preset, replace_fields
+from xtune.policies.decider import __main__ as decider
 from xtune.policies.decider.packet import MOST_BLOCKS, Entry, pack_body
 from xtune.policies.decider.weights import (
     FORM,
@@ -331,3 +334,27 @@ def test_room_for_every_block(table: Table) -> None:
     counts = [feed.poll() for _ in range(MOST_BLOCKS // POLL_BLOCKS + 1)]
     assert counts == [POLL_BLOCKS] * (MOST_BLOCKS // POLL_BLOCKS) + [0]
     assert table.feed(recorder).poll(MOST_BLOCKS) == MOST_BLOCKS
+
+
+def test_what_is_shown_while_the_writer_goes_on_is_never_from_the_future(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = WeightsWriter(tmp_path / "weights", 1, ("n",), time.monotonic_ns)
+
+    class Overtaken(WeightsReader):
+        """Its writer writes just before each reading."""
+
+        def notes(self) -> list[dict[str, Any]]:
+            writer.note(0, {"heard_ns": time.monotonic_ns()})
+            return super().notes()
+
+        def blocks(self) -> list[Block]:
+            body = pack_body([Entry("a", 0.5, 0, 1)])
+            writer.publish(0, Block(1, 1, time.monotonic_ns(), body))
+            return super().blocks()
+
+    monkeypatch.setattr(decider, "WeightsReader", Overtaken)
+    assert decider.main(["show", str(tmp_path / "weights")]) == 0
+    writer.close()
+    _, note, link = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert note["heard_s"] >= 0 and link["age_s"] >= 0
