@@ -86,6 +86,16 @@ def test_a_leaf_without_readings_is_unknown_not_free(
     assert (status, out) == (1, "")
     [line] = err.splitlines()
     assert "no room for 1 ranks: 0 on known and sound hosts; of 6 hosts 6 are unknown" in line
+    assert "no port of theirs has a reading in the time looked at" in line
+
+
+def test_a_span_without_readings_is_told(run: Run) -> None:
+    told = "no port of theirs has a reading in the time looked at"
+    span = ["--since", "2999-01-01T00:00:00Z", "--until", "2999-01-02T00:00:00Z"]
+    status, out, err = run("--ranks", "8", *span)
+    assert (status, out) == (1, "") and told in err
+    status, _, err = run("--ranks", "4096")
+    assert status == 1 and "no room" in err and told not in err
 
 
 def test_reserve_subtracts_and_release_returns(run: Run) -> None:

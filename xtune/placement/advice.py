@@ -240,9 +240,10 @@ def _no_room(fabric: Fabric, request: Request, left: Free) -> str:
     sick = sum(host.sick for host in known)
     full = sum(not host.sick and not left.ranks[host.name] for host in known)
     room = sum(left.ranks[host.name] for host in known if not host.sick)
+    blank = "" if known else "; no port of theirs has a reading in the time looked at"
     apart = ", on leaves without known and sound uplinks" if room >= request.ranks else ""
     return (
         f"no room for {request.ranks} ranks: {room} on known and sound hosts{apart}; of"
         f" {len(hosts)} hosts {len(hosts) - len(known)} are unknown, {sick} are on sick links,"
-        f" {full} are reserved"
+        f" {full} are reserved{blank}"
     )
