@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, Fabric, run
+from tests.actuators.namespaces import DEVICES, GATEWAYS, HOST, OWN, Fabric, run
 from xtune.policies import Router, preset, replace_fields
 from xtune.policies.actuators.base import Actuator, Refused
 from xtune.policies.actuators.nexthop import Gateway, NexthopGroup
@@ -272,7 +272,7 @@ def _moves_packets(fabric: Fabric) -> None:
         os.kill(actuator._lease.pid, signal.SIGKILL)  # as if the watcher had undone it
         while actuator.renew():
             time.sleep(0.001)
-        run(fabric.leaf1, f"route replace {HOST}/32 via {GATEWAYS[0]} metric 7")
+        run(fabric.leaf1, f"route replace {HOST}/32 via {GATEWAYS[0]} src {OWN} metric 7")
         assert sent() == [20, 0]
         assert executor.turn(11 * MS) == 1  # the same shares, set up anew
         assert sent() == [0, 20]
