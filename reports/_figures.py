@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
         return "-"
     if float(value).is_integer() and abs(value) < 1e12:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:
@@ -42,12 +42,27 @@ def share_span(figures: Mapping[str, Any] | None) -> str | None:
 
 def intervals_hold(rows: Iterable[Mapping[str, Any]]) -> str:
     """What the intervals of compared policies hold, in a sentence."""
-    if any(row.get("own_error") for row in rows):
+    shown = [row for row in rows if row.get("low") is not None]
+    without = [row for row in shown if not _holds_own_error(row)]
+    if not shown or len(without) == len(shown):
         return (
-            "The 95 % intervals hold the noise of the seeds and the simulator's own error;"
-            " the last column the gain's noise of the seeds alone."
+            "The 95 % intervals are over the seeds alone:"
+            " the simulator's own error is not in them."
         )
-    return "The 95 % intervals are over the seeds alone: the simulator's own error is not in them."
+    text = (
+        "The 95 % intervals hold the noise of the seeds and the simulator's own error;"
+        " the last column the gain's noise of the seeds alone."
+    )
+    if without:
+        names = ", ".join(str(row.get("name", "the best")) for row in without)
+        text += f" Not so of {names}: there the simulator's own error is not known."
+    return text
+
+
+def _holds_own_error(row: Mapping[str, Any]) -> bool:
+    gain = row.get("gain_of_best")
+    known = row.get("own_error") is not None
+    return known and (gain is None or gain.get("own_error") is not None)
 
 
 def moment(ns: int) -> str:

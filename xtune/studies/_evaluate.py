@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtune.studies._leases import Leases, NoLeases
-from xtune.studies._own_error import measured
+from xtune.studies._own_error import measure
 from xtune.studies._trials import Outcome, TrialStore
-from xtune.studies._work import Job, Workers, run_jobs, seconds_left
+from xtune.studies._work import Job, Workers, run_jobs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -128,32 +127,31 @@ class Evaluator:
 
     def own_errors(
         self, stage: str, policies: Mapping[str, Policy], calibration: Calibration, seed: int
-    ) -> dict[str, Fidelity]:
-        """What the simulator is off by under each policy, by its name.
+    ) -> tuple[dict[str, Fidelity], dict[str, str]]:
+        """What the simulator is off by under each policy, and why that is not known, by its name.
 
-        Kept beside the sampled phases. Of one on which a worker dies it is not known.
+        Kept beside the sampled phases.
 
         Raises:
             TimeUp: The deadline has passed.
         """
         alike = {policy.digest(): policy for policy in policies.values()}
-        calls = {
-            digest: self._workers.executor.submit(measured, policy, calibration, seed, self._cache)
-            for digest, policy in alike.items()
-        }
-        found: dict[str, Fidelity] = {}
+
+        def told(done: int, policy: Policy) -> None:
+            self._progress(Progress(stage, done, len(alike), 0, policy.name))
+
         try:
-            for done, (digest, call) in enumerate(calls.items(), 1):
-                found[digest] = call.result(timeout=seconds_left(self._deadline))
-                self._progress(Progress(stage, done, len(calls), 0, alike[digest].name))
-        except BrokenProcessPool:
-            self._workers.close()
+            found, reasons = measure(
+                alike, calibration, self._workers, seed=seed, cache=self._cache,
+                deadline=self._deadline, progress=told,
+            )  # fmt: skip
         except TimeoutError:
             raise TimeUp from None
-        finally:
-            for call in calls.values():
-                call.cancel()
-        return {n: found[p.digest()] for n, p in policies.items() if p.digest() in found}
+        digests = {name: policy.digest() for name, policy in policies.items()}
+        return (
+            {name: found[digest] for name, digest in digests.items() if digest in found},
+            {name: reasons[digest] for name, digest in digests.items() if digest in reasons},
+        )
 
     def once(self, key: str, there: Callable[[], bool], action: Callable[[], None]) -> None:
         """Do something that one process is to do, unless it is there or is being done."""

@@ -8,10 +8,15 @@ a gain by those of the paired difference (:func:`xtune.studies._stats.figures`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from xtune.studies._work import MOST_LOSSES, Workers, seconds_left
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
@@ -62,3 +67,65 @@ def measured(policy: Policy, calibration: Calibration, seed: int, cache: Path) -
     from xtune.sim.fidelity import fidelity
 
     return fidelity(policy, calibration, cache=PhaseCache(cache), seed=seed)
+
+
+def measure(
+    policies: Mapping[str, Policy],
+    calibration: Calibration,
+    workers: Workers,
+    *,
+    seed: int,
+    cache: Path,
+    deadline: float,
+    progress: Callable[[int, Policy], None],
+) -> tuple[dict[str, Fidelity], dict[str, str]]:
+    """What the simulator is off by under each policy, and why that is not known of others.
+
+    Where a worker dies it is not said on which policy. From then on they are measured one at a
+    time, and one that workers die on twice is given up. The others do not depend on it.
+
+    Args:
+        policies: By any key.
+        calibration: What is simulated.
+        workers: Where.
+        seed: Of the measurements.
+        cache: Folder of sampled phases.
+        deadline: On the monotonic clock.
+        progress: Told how many are done, and the last of them.
+
+    Returns:
+        What was measured, and the reasons why others were not, by key.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
+    found: dict[str, Fidelity] = {}
+    reasons: dict[str, str] = {}
+    todo, losses, alone = dict(policies), Counter[str](), False
+    while todo:
+        batch = list(todo)[:1] if alone else list(todo)
+        calls: dict[str, Future[Fidelity]] = {}
+        try:
+            for key in batch:
+                calls[key] = workers.executor.submit(measured, todo[key], calibration, seed, cache)
+            for key, call in calls.items():
+                try:
+                    found[key] = call.result(timeout=seconds_left(deadline))
+                except (TimeoutError, BrokenProcessPool):
+                    raise
+                except Exception as error:  # of one policy, as out of memory: the others go on
+                    reasons[key] = f"{type(error).__name__}: {error}"
+                policy = todo.pop(key)
+                progress(len(policies) - len(todo), policy)
+        except BrokenProcessPool:
+            workers.close()
+            first = next(iter(todo))
+            losses[first] += alone
+            alone = True
+            if losses[first] >= MOST_LOSSES:
+                reasons[first] = "worker processes died on it"
+                progress(len(policies) - len(todo) + 1, todo.pop(first))
+        finally:
+            for call in calls.values():
+                call.cancel()
+    return found, reasons

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xtune.studies._own_error import OwnErrors
+from xtune.studies._own_error import OF_STEPS, OwnErrors
 from xtune.studies._search import broken
 from xtune.studies._stats import recommendation, unsaid
 
@@ -48,4 +48,6 @@ def recommend(setting: Setting, found: Found) -> dict[str, Any]:
             f" The interval holds the simulator's own error in such a difference of step times,"
             f" {error[0]:.2%} with a deviation of {error[1]:.2%}."
         )
+    elif metric in OF_STEPS:
+        said["text"] += " The simulator's own error is not in it."
     return said

@@ -84,9 +84,8 @@ class Stages:
             planned = self.grid() if self.study.grid else self.search()
             self.compare()
             self.sensitivity()
-            unknown = self.own_errors()
-            if unknown:
-                note(f"the simulator's own error is not known of {unknown} policies")
+            for name, reason in self.own_errors():
+                note(f"the simulator's own error is not known under {name}: {reason}")
             done = sum(o.complete for o in self.found.trials.values()) if self.study.grid else sum(
                 d.state == "complete" for d in self.found.drawn
             )  # fmt: skip
@@ -293,21 +292,26 @@ class Stages:
             if not isinstance(point[field], str):
                 self.found.sensitivity[field].sort(key=lambda pair: pair[0])
 
-    def own_errors(self) -> int:
-        """What the simulator is off by under each policy that is compared; how many lack it."""
+    def own_errors(self) -> list[tuple[str, str]]:
+        """What the simulator is off by under each policy that is compared.
+
+        Returns:
+            The policies of which it is not known, and why.
+        """
         if self.best() is None or not self.options.fidelity:
-            return 0
-        unknown = 0
+            return []
+        unknown: list[tuple[str, str]] = []
         policies = {name: policy for name, (_, policy) in self.policies().items()}
         for calibration, kept in (
             (self.calibration, self.found.fidelity),
             (self.calibration.held_out, self.found.held_out_fidelity),
         ):
             if calibration is not None:
-                kept |= self.evaluator.own_errors(
+                found, reasons = self.evaluator.own_errors(
                     "own errors", policies, calibration, self.options.seed
                 )
-                unknown += len(policies) - len(kept)
+                kept |= found
+                unknown += [(name or "the best", reason) for name, reason in reasons.items()]
         return unknown
 
     def weigh(self) -> dict[str, Any] | None:
