@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from xtune.proofs.packet_simulator import (
     main,
     reference_permutation,
     rows,
+    traffic,
 )
 from xtune.sim.fabric import LeafSpine
 from xtune.sim.flows import build_flows
@@ -85,3 +87,34 @@ def test_every_scheme_is_covered_or_said_not_to_be(capsys: pytest.CaptureFixture
             assert row["scheme"] in said
             assert row["workload"] in said
     assert main(["--reference", "/nowhere"]) == 2
+
+
+def test_rows_that_cannot_be_run_are_named_and_the_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = "1,1,1,1,50,50,80,90"
+    (tmp_path / "htsim_results.csv").write_text(
+        "scheme,hosts,workload,wall_s,rss_mb,flows_done,flows,mean_us,p50_us,p99_us,last_us\n"
+        f"roce_ecmp,16,a2a16_g4,{figures}\nroce_ecmp,20,perm20,{figures}\n"
+        f"roce_ecmp,16,a2a16_g5,{figures}\nroce_new,16,perm16,{figures}\n"
+        f"roce_ecmp,16,storm16,{figures}\nroce_ecmp,many,perm16,{figures}\n"
+    )
+    assert main(["--reference", str(tmp_path), "--seeds", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    ran = [line.split()[1] for line in said if line.startswith("roce")]
+    assert ran == ["a2a16_g4"]
+    left = [line.split(": ")[1] for line in said if line.startswith("not covered")]
+    assert left == [
+        "roce_ecmp perm20", "roce_ecmp a2a16_g5", "roce_new perm16", "roce_ecmp storm16",
+        "roce_ecmp perm16",
+    ]  # fmt: skip
+    assert main(["--reference", str(tmp_path), "--hosts", "99"]) == 2
+    for wrong in (["--seeds", "0"], ["--workers", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["--reference", str(tmp_path), *wrong])
+
+
+def test_groups_of_an_all_to_all_are_those_of_its_name() -> None:
+    flows = traffic("a2a16_g4", LeafSpine.square(16))
+    assert len(flows) == 16 * 3
+    assert set((flows.src - flows.dst) % 4) == {0}  # every fourth host is of the same group
