@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     found = sorted(p.parent.name for p in given.lake.glob("studies/*/result.json"))
     try:
-        texts = [as_text(load_result(given.lake, name)) for name in given.study or found]
+        texts = [as_text(_loaded(given.lake, name)) for name in given.study or found]
     except StudyError as error:
         print(f"xtune.studies: {error}", file=sys.stderr)
         return 2
@@ -41,6 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print("\n\n".join(texts))
     return 0
+
+
+def _loaded(lake: Path, name: str) -> dict[str, Any]:
+    document = load_result(lake, name)
+    missing = sorted({"counts", "default", "held_out", "recommendation"} - document.keys())
+    if missing:
+        raise StudyError(
+            f"study {name!r} has no {', '.join(missing)}: an older version made its result",
+            f"run xtune tune --study {name} again",
+        )
+    return document
 
 
 def as_text(document: Mapping[str, Any]) -> str:
