@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -178,3 +181,43 @@ def test_what_cannot_be_is_refused() -> None:
         run_phase(fabric, flows, routing=Routing(mode="binary"), in_order=True)
     with pytest.raises(UsageError):
         run_phase(fabric, flows, queue_bands=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"shared_buffer": SharedBuffer(bytes_per_switch=400_000)}, "no more"),
+        ({"pfc": Backpressure(), "in_order": True}, "no more"),
+        ({"shared_buffer": TRIM, "pfc": Backpressure()}, "queue_bytes is for switches that drop"),
+        ({"shared_buffer": TRIM, "dt_ns": 2000}, "1000 ns or less"),
+    ],
+)
+def test_what_windows_cannot_do_is_refused(how: dict[str, Any], why: str) -> None:
+    given = {"pfc": Backpressure(kind="none"), "dt_ns": 250, **how}
+    flows = build_flows([0, 1], [8, 8], 100_000)
+    with pytest.raises(UsageError, match=why):
+        run_phase(LeafSpine.square(16), flows, rate_control=NSCC, **given)
+
+
+def test_values_that_cannot_be_are_refused() -> None:
+    for wrong in (0, -5, 1):
+        with pytest.raises(UsageError, match="holds no packet"):
+            SharedBuffer(bytes_per_switch=10**6, queue_bytes=wrong)
+    for name in ("rtt_ns", "target_ns", "clear_ns"):
+        with pytest.raises(UsageError, match="not positive"):
+            replace(NSCC, **{name: float("nan")})  # type: ignore[arg-type]
+
+
+def test_headroom_holds_what_is_under_way_while_a_pause_is_told() -> None:
+    """Of each of eight inputs, 50 bytes a ns longer than the way that a pause takes otherwise."""
+    needed = []
+    for signal_ns in (None, 500, 5000):
+        with pytest.raises(UsageError, match="of headroom") as told:
+            run_phase(
+                LeafSpine.square(16), build_flows([4], [0], 1_000_000),
+                pfc=Backpressure(signal_ns=signal_ns),
+                shared_buffer=SharedBuffer(bytes_per_switch=1),
+            )  # fmt: skip
+        needed.append(int(str(told.value).split("hold ")[1].split()[0]))
+    assert needed[0] == needed[1]
+    assert needed[2] - needed[1] == pytest.approx(8 * 50 * 4500, rel=0.02)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 I64 = NDArray[np.int64]
 # Modes whose paths are connections of their own: bytes of two of them have no order to lose.
 _TIMEOUT_NS = 1_000_000  # where nothing is lost; no notice should be missed
+LEAST_STEPS = 4  # of a round trip, below which rounding holds a lone sender with a window back
 _OF_THEIR_OWN = ("binary", "flowlet", "power_of_two", "switch_adaptive")
 
 
@@ -60,6 +61,8 @@ def fill_extras(
         UsageError: what does not fit together.
     """
     _check(state, pfc, shared_buffer, in_order)
+    if isinstance(rate_control, Nscc):
+        _check_windows(state, shared_buffer, pfc, in_order)
     fabric, n = state.fabric, len(state.flows)
     owner, far = _switches(state)
     between = fabric.ports - 2 * fabric.hosts
@@ -113,6 +116,10 @@ def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None, in_orde
         )
     if shared is None:
         return
+    if shared.queue_bytes is not None and pfc.kind != "none":
+        raise UsageError(
+            f"queue_bytes is for switches that drop, not with {pfc.kind!r}", "pfc='none', or None"
+        )
     if pfc.kind == "credit":
         raise UsageError("credits reserve buffers, they share none", "give pfc or none")
     if (
@@ -123,6 +130,23 @@ def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None, in_orde
         raise UsageError(
             f"go_back_n needs bytes in order, mode {state.routing.mode!r} sends by several paths",
             "take recovery='selective'",
+        )
+
+
+def _check_windows(
+    state: State, shared: SharedBuffer | None, pfc: Backpressure, in_order: bool
+) -> None:
+    goes_back = shared is not None and pfc.kind == "none" and shared.recovery == "go_back_n"
+    if in_order or goes_back:
+        raise UsageError(
+            "NSCC's senders send again what was lost, no more",
+            "SharedBuffer(recovery='selective'), without in_order",
+        )
+    wire_ns = 2 * int(state.links_on_path.max()) * state.fabric.link_latency_ns
+    if wire_ns < LEAST_STEPS * state.dt_ns:
+        raise UsageError(
+            f"steps of {state.dt_ns} ns are too long for windows over {wire_ns} ns there and back",
+            f"{wire_ns // LEAST_STEPS} ns or less",
         )
 
 
@@ -199,7 +223,9 @@ def _pools(
         return np.zeros(count, dtype=np.int64)
     pool = np.full(count, shared.bytes_per_switch, dtype=np.int64)
     if pfc.kind == "pfc":
-        headroom = 2 * state.fabric.link_latency_ns / state.dt_ns * state.rate + state.rate
+        told_ns = pfc.signal_ns if pfc.signal_ns is not None else state.fabric.link_latency_ns
+        under_way = (told_ns + state.fabric.link_latency_ns) / state.dt_ns
+        headroom = under_way * state.rate + state.rate
         each = np.ceil(headroom).astype(np.int64) + 2 * PACKET_BYTES
         if shared.headroom_bytes is not None:
             each[:] = shared.headroom_bytes

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.errors import UsageError
+from xtune.sim.fabric import PACKET_BYTES
 
 RECOVERIES = ("go_back_n", "selective")
 
@@ -38,7 +39,8 @@ class SharedBuffer:
         recovery: ``go_back_n`` or ``selective``.
         timeout_ns: Without an acknowledgement for so long, a ``go_back_n`` sender starts again.
             The default is assumed: adapters are set to anything from 0.1 ms to seconds.
-        queue_bytes: No queue holds more, whatever is free; None: the threshold alone counts.
+        queue_bytes: No queue holds more, whatever is free (not under PFC, which pauses inputs);
+            None: the threshold alone counts.
         headroom_bytes: Of each port and lane that leads into a switch, under PFC, apart from the
             pool; None: what its link carries in two propagation times and a step, two packets.
     """
@@ -65,6 +67,10 @@ class SharedBuffer:
             raise UsageError(f"recovery {self.recovery!r} is unknown", " or ".join(RECOVERIES))
         if self.timeout_ns < 1 or (self.headroom_bytes is not None and self.headroom_bytes < 0):
             raise UsageError("a timeout or headroom is not positive", "see SharedBuffer")
+        if self.queue_bytes is not None and self.queue_bytes < PACKET_BYTES:
+            raise UsageError(
+                f"a queue of {self.queue_bytes} B holds no packet", f"{PACKET_BYTES} or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +201,8 @@ class Nscc:
                 f"marking from {self.kmin_bytes} to {self.kmax_bytes} B is no curve",
                 "0 <= kmin_bytes < kmax_bytes",
             )
-        if min(self.rtt_ns, self.gbps, self.target_ns, self.window_rtts, self.ack_bytes) <= 0:
+        positive = (self.rtt_ns, self.gbps, self.target_ns, self.window_rtts, self.ack_bytes)
+        if not all(0 < value < math.inf for value in positive) or not self.clear_ns >= 0:
             raise UsageError("a time, rate or window of NSCC is not positive", "see Nscc")
         shares = (self.average, self.cut, self.least_left)
         if not all(0.0 < share <= 1.0 for share in shares) or self.adapt_shift < 0:
