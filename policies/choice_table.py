@@ -122,9 +122,9 @@ class ChoiceTable:
             stale = (seen < now_ns - self._routing.stale_ns) & (worth != math.inf)
             values = np.where(stale, np.nan, worth)
             used = self._state[rows, USED]
-            to = self._paths_of(rows, used, values, now_ns, thresholds)
-        moved = rows[to != used]
-        self._state[moved, USED] = to[to != used]
+            to, free = self._paths_of(rows, used, values, now_ns, thresholds)
+        self._state[rows, USED] = to
+        moved = rows[(to != used) & ~free]
         self._state[moved, MOVED] = now_ns
         self._budget[moved] = np.maximum(0.0, self._budget[moved] - 1.0)
         chosen[rows] = np.where(to >= 0, to, chosen[rows])
@@ -136,8 +136,8 @@ class ChoiceTable:
         worth: Floats,
         now_ns: int,
         thresholds: tuple[float, float, float],
-    ) -> Ints:
-        """The alternative that each of some rows takes; -1: its primary."""
+    ) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """The alternative that each of some rows takes, -1: its primary; and if it had to."""
         primary, _ = self._worst_of(rows, self._orders[rows, 0], worth)
         other, known = self._worst_of(rows, used, worth)
         other[used < 0], known[used < 0] = np.nan, True
@@ -145,14 +145,23 @@ class ChoiceTable:
         dead, gone = primary == math.inf, other == math.inf
         lost = dead & ((used < 0) | gone)
         to[lost] = self._best_of(rows[lost], worth)
-        to[~dead & gone] = -1
-        clear = (used < 0) & ~(primary >= thresholds[0])  # what is above is stale
-        rest = np.flatnonzero(~dead & ~gone & ~clear)
-        to[rest] = self._binary(
-            rows[rest], used[rest], primary[rest], other[rest], known[rest], worth, now_ns,
+        left = ~dead & gone
+        to[left] = -1
+        warned = np.flatnonzero(left & (primary >= thresholds[0]))
+        to[warned], _ = self._cold_of(rows[warned], worth, thresholds[2])
+        # While the primary is blacklisted, the path in use is left as a primary would be.
+        moved_in = dead & ~lost
+        home, away = np.where(moved_in, used, -1), np.where(moved_in, -1, used)
+        primary = np.where(moved_in, other, primary)
+        other[moved_in], known[moved_in] = np.nan, True
+        clear = (away < 0) & ~(primary >= thresholds[0])  # what is above is stale
+        rest = np.flatnonzero(~lost & ~left & ~clear)
+        use = self._binary(
+            rows[rest], away[rest], primary[rest], other[rest], known[rest], worth, now_ns,
             thresholds,
         )  # fmt: skip
-        return to
+        to[rest] = np.where(use >= 0, use, home[rest])
+        return to, lost | left
 
     def _binary(
         self,
@@ -176,22 +185,28 @@ class ChoiceTable:
         self._budget[rows], self._state[rows, REFILLED] = budget, now_ns
         may_move = (since >= routing.hold_ns) & (budget >= 1.0)
         candidate, on_alternative = used.copy(), used >= 0
-        looking, least = may_move & ~on_alternative, np.full(len(rows), cold)
-        for paths in self._orders[rows, 1:].T:
-            if not looking.any():
-                break
-            value, all_known = self._worst_of(rows, paths, worth)
-            better = looking & (paths >= 0) & all_known & (value < least)
-            candidate[better] = paths[better]
-            other[better] = least[better] = value[better]
-            if routing.order != "coldest":
-                looking &= ~better
+        looking = np.flatnonzero(may_move & ~on_alternative)
+        candidate[looking], other[looking] = self._cold_of(rows[looking], worth, cold)
         value = np.where(known, other, np.nan)
         leaves = (primary >= enter) & (value < cold)
         warned = (value >= enter) & (primary < value)
         stays = np.where(np.isnan(value), primary >= enter, ~warned) & ~(primary < leave)
         use = np.where(may_move, np.where(on_alternative, stays, leaves), on_alternative)
         return np.where(use, candidate, -1)
+
+    def _cold_of(self, rows: Ints, worth: Floats, cold: float) -> tuple[Ints, Floats]:
+        """The alternative to move to, -1 if none is cold; and what it is worth, else NaN."""
+        found, least = np.full(len(rows), -1), np.full(len(rows), cold)
+        looking = np.full(len(rows), True)
+        for paths in self._orders[rows, 1:].T:
+            if not looking.any():
+                break
+            value, known = self._worst_of(rows, paths, worth)
+            better = looking & (paths >= 0) & known & (value < least)
+            found[better], least[better] = paths[better], value[better]
+            if self._routing.order != "coldest":
+                looking &= ~better
+        return found, np.where(found >= 0, least, np.nan)
 
     def _worst_of(
         self, rows: Ints, paths: Ints, worth: Floats
@@ -232,7 +247,8 @@ def _padded(sets: Sequence[PathSet]) -> npt.NDArray[np.uint32]:
 def _compiled() -> Callable[..., Any]:
     njit = import_module("numba").njit
     worst = njit(_worst)
-    return njit(_loop(worst, njit(_best_of(worst)), njit(choose_binary), njit(budget_refill)))  # type: ignore[no-any-return]
+    parts = _best_of(worst), _cold_of(worst), choose_binary, budget_refill
+    return njit(_loop(worst, *map(njit, parts)))  # type: ignore[no-any-return]
 
 
 def _worst(worth, seen, links, oldest):  # type: ignore[no-untyped-def]
@@ -266,9 +282,27 @@ def _best_of(worst: Callable[..., Any]) -> Callable[..., Any]:
     return best
 
 
+def _cold_of(worst: Callable[..., Any]) -> Callable[..., Any]:
+    def cold_of(worth, seen, paths, order, oldest, cold, coldest):  # type: ignore[no-untyped-def]
+        """The alternative to move to, -1 if none is cold; and what it is worth, else NaN."""
+        found, least = -1, cold
+        for path in order[1:]:
+            if path < 0:
+                break
+            value, known = worst(worth, seen, paths[path], oldest)
+            if known and value < least:
+                found, least = path, value
+                if not coldest:
+                    break
+        return found, least if found >= 0 else math.nan
+
+    return cold_of
+
+
 def _loop(
     worst: Callable[..., Any],
     best: Callable[..., Any],
+    cold_of: Callable[..., Any],
     choose: Callable[..., Any],
     refill: Callable[..., Any],
 ) -> Callable[..., Any]:
@@ -291,41 +325,46 @@ def _loop(
             primary, _ = worst(worth, seen, primaries[row], oldest)
             if used < 0 and not primary >= enter:  # what is above is stale
                 continue
-            to, other, known = used, math.nan, True
+            other, known = math.nan, True
             if used >= 0:
                 other, known = worst(worth, seen, paths[row, used], oldest)
-            if primary == math.inf:
-                if used < 0 or other == math.inf:
-                    to = best(worth, seen, paths[row], state[row, PATHS], oldest)
-            elif other == math.inf:
+            to, forced = used, True
+            if primary == math.inf and (used < 0 or other == math.inf):
+                to = best(worth, seen, paths[row], state[row, PATHS], oldest)
+            elif primary != math.inf and other == math.inf:
                 to = -1
+                if primary >= enter:
+                    to, _ = cold_of(worth, seen, paths[row], orders[row], oldest, cold, coldest)
             else:
+                forced, home, away = False, -1, used
+                if primary == math.inf:  # what is in use is left as a primary would be
+                    home, primary, away, other, known = used, other, -1, math.nan, True
+                on_alternative = away >= 0
+                if not on_alternative and not primary >= enter:
+                    chosen[row] = home
+                    continue
                 since = hold
                 if state[row, MOVED] <= now:
                     since = now - state[row, MOVED]
                 waited = max(0, now - state[row, REFILLED])
                 budget[row] = refill(budget[row], waited, rate, MOVE_BURST)
                 state[row, REFILLED] = now
-                candidate = used
-                if used < 0 and since >= hold and budget[row] >= 1.0:
-                    least = cold
-                    for path in orders[row, 1:]:
-                        if path < 0:
-                            break
-                        value, known_too = worst(worth, seen, paths[row, path], oldest)
-                        if known_too and value < least:
-                            candidate, other, least = path, value, value
-                            if not coldest:
-                                break
-                if candidate >= 0:
+                if not on_alternative and since >= hold and budget[row] >= 1.0:
+                    away, other = cold_of(
+                        worth, seen, paths[row], orders[row], oldest, cold, coldest
+                    )
+                if away >= 0:
                     value = other if known else math.nan
                     use = choose(
-                        primary, value, used >= 0, enter, leave, cold, since, hold, budget[row]
-                    )
-                    to = candidate if use else -1
+                        primary, value, on_alternative, enter, leave, cold, since, hold,
+                        budget[row],
+                    )  # fmt: skip
+                    to = away if use else home
             if to != used:
-                state[row, USED], state[row, MOVED] = to, now
-                budget[row] = max(0.0, budget[row] - 1.0)
+                state[row, USED] = to
+                if not forced:
+                    state[row, MOVED] = now
+                    budget[row] = max(0.0, budget[row] - 1.0)
             if to >= 0:
                 chosen[row] = to
 

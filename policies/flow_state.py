@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ._core import MOVE_BURST, hash31
@@ -129,6 +129,30 @@ class FlowState:
         detours = sorted(longer, key=lambda i: -len(paths.links[i]))
         others = turned([i for i in paths.equal if i != primary], key)
         return Pair(primary, (detours + others)[:MOST_CANDIDATES], now_ns)
+
+
+def checked_paths(
+    paths: Mapping[tuple[str, str], Sequence[Sequence[str]]],
+) -> dict[tuple[str, str], list[Sequence[str]]]:
+    """The paths between each two ends as lists.
+
+    Args:
+        paths: For each (src, dst) the paths as lists of links.
+
+    Raises:
+        ValueError: A path set or a path is empty, a path is no list, a key no pair.
+    """
+    made = {ends: list(alternatives) for ends, alternatives in paths.items()}
+    for ends, alternatives in made.items():
+        if not isinstance(ends, tuple) or len(ends) != 2:
+            raise ValueError(f"{ends!r} is not a pair of ends (src, dst)")
+        if any(isinstance(path, str) for path in alternatives):
+            raise ValueError(
+                f"a path between {ends[0]} and {ends[1]} is a text, not a list of links"
+            )
+        if not alternatives or not all(alternatives):
+            raise ValueError(f"no path, or an empty one, between {ends[0]} and {ends[1]}")
+    return made
 
 
 def make_room(flows: dict[Flow, Any]) -> None:

@@ -21,7 +21,7 @@ from ._core import MOVE_BURST, NAN, budget_refill, choose_binary, level_update
 from .bus import Bus
 from .decisions import DecisionLog
 from .flow_state import Flow as Flow
-from .flow_state import FlowState, Pair, PathSet, flow_key, make_room, turned
+from .flow_state import FlowState, Pair, PathSet, checked_paths, flow_key, make_room, turned
 from .links import DEAD, FULL, LinkTable, link_rates
 from .phase_placement import free_share, place_flows
 from .schedule import BurstSchedule
@@ -62,16 +62,7 @@ class Router:
         log: DecisionLog | None = None,
         link_gbps: Mapping[str, float] | float | None = None,
     ) -> None:
-        paths = {ends: list(alternatives) for ends, alternatives in paths.items()}
-        for ends, alternatives in paths.items():
-            if not isinstance(ends, tuple) or len(ends) != 2:
-                raise ValueError(f"{ends!r} is not a pair of ends (src, dst)")
-            if any(isinstance(path, str) for path in alternatives):
-                raise ValueError(
-                    f"a path between {ends[0]} and {ends[1]} is a text, not a list of links"
-                )
-            if not alternatives or not all(alternatives):
-                raise ValueError(f"no path, or an empty one, between {ends[0]} and {ends[1]}")
+        paths = checked_paths(paths)
         self.policy = policy
         self.bus = Bus() if bus is None else bus
         self.moves = 0
@@ -103,12 +94,10 @@ class Router:
             "switch_adaptive": self._static,  # the fabric chooses
         }[routing.mode]
         enter, leave = routing.enter_occupancy, routing.exit_occupancy
-        self._level_enter = (leave, enter, (1.0 + enter) / 2)
-        self._level_exit = (
-            LEVEL_EXIT * leave,
-            LEVEL_EXIT * enter,
-            LEVEL_EXIT * (1.0 + enter) / 2,
-        )
+        # Above 0 also where flows never return (exit_occupancy 0): an idle fabric is clear.
+        rising, severe = max(leave, enter / 2), (1.0 + enter) / 2
+        self._level_enter = (rising, enter, severe)
+        self._level_exit = (LEVEL_EXIT * rising, LEVEL_EXIT * enter, LEVEL_EXIT * severe)
         self._level = 0
         self._published_ns: int | None = None
         self._pending: list[tuple[Flow, int, int, str]] = []
@@ -293,33 +282,37 @@ class Router:
         # What routing is asked to keep free counts as occupied.
         reserve = self.bus.compression.reserve
         enter = routing.enter_occupancy - reserve
-        primary, _ = self._worst(paths.links[pair.primary], now_ns)
-        if primary == DEAD:
-            return self._without_primary(flow, state, pair, now_ns)
-        alternative, other, known = pair.alternative, NAN, True
-        if alternative >= 0:
-            other, known = self._worst(paths.links[alternative], now_ns)
-            if other == DEAD:
-                self._move(flow, pair, -1, now_ns, "alternative blacklisted")
-                self._took(paths, primary)
-                return pair.primary
-        elif not primary >= enter:  # also where nothing is known: the common case, so the first
+        cold = routing.cold_occupancy - reserve
+        home, away, other, known = pair.primary, pair.alternative, NAN, True
+        worth, _ = self._worst(paths.links[home], now_ns)
+        if away >= 0:
+            other, known = self._worst(paths.links[away], now_ns)
+        if worth == DEAD:
+            if away < 0 or other == DEAD:
+                return self._without_primary(flow, state, pair, now_ns)
+            # While the primary is blacklisted, the path in use is left as a primary would be.
+            home, worth, away, other, known = away, other, -1, NAN, True
+        elif other == DEAD:
+            to = self._cold(state, pair, cold, now_ns)[0] if worth >= enter else -1
+            self._move(flow, pair, to, now_ns, "alternative blacklisted", free=True)
+            return self._taken(state, pair.path, now_ns)
+        on_alternative = away >= 0
+        if not on_alternative and not worth >= enter:
+            # Also where nothing is known: the common case, so the first.
             pair.warned_ns = None
-            self._took(paths, primary)
-            return pair.primary
+            self._took(paths, worth)
+            return home
         since = routing.hold_ns
         if pair.moved_ns is not None and pair.moved_ns <= now_ns:  # else the clock was set back
             since = now_ns - pair.moved_ns
         budget = self._refill(pair, now_ns)
-        cold = routing.cold_occupancy - reserve
-        on_alternative = alternative >= 0
         if not on_alternative and since >= routing.hold_ns and budget >= 1.0:
-            alternative, other = self._cold(state, pair, cold, now_ns)
-        if alternative < 0:  # nowhere to go, or not yet
-            self._took(paths, primary)
-            return pair.primary
+            away, other = self._cold(state, pair, cold, now_ns)
+        if away < 0:  # nowhere to go, or not yet
+            self._took(paths, worth)
+            return home
         use = choose_binary(
-            primary,
+            worth,
             other if known else NAN,
             on_alternative,
             enter,
@@ -334,32 +327,25 @@ class Router:
         elif routing.yield_ns and pair.yields(
             flow_key(flow),
             now_ns,
-            other if on_alternative else primary,
+            other if on_alternative else worth,
             routing.yield_ns,
             routing.hold_ns,
         ):
             use = on_alternative
         else:
-            reason = "primary warned" if use else "back on the primary"
-            self._move(flow, pair, alternative if use else -1, now_ns, reason)
-        self._took(paths, other if use else primary)
-        return pair.alternative if use else pair.primary
+            left = "primary" if home == pair.primary else "alternative"
+            reason = f"{left} warned" if use else "back on the primary"
+            self._move(flow, pair, away if use else -1, now_ns, reason)
+        self._took(paths, other if use else worth)
+        return away if use else home
 
     def _without_primary(self, flow: Flow, state: FlowState, pair: Pair, now_ns: int) -> int:
-        """The best path while the primary is blacklisted; the primary where all are."""
-        links = state.paths.links
-        if pair.alternative >= 0:
-            worth, _ = self._worst(links[pair.alternative], now_ns)
-            if worth != DEAD:
-                return pair.alternative
-        best, least = self._best(state.paths, now_ns)
+        """The best path where both of the pair are blacklisted; the primary where all are."""
+        best = self._best(state.paths, now_ns)
         if best != pair.alternative:
             reason = "primary blacklisted" if best >= 0 else "all paths blacklisted"
-            self._move(flow, pair, best, now_ns, reason)
-        if best < 0:
-            return pair.primary
-        self._took(state.paths, least)
-        return best
+            self._move(flow, pair, best, now_ns, reason, free=True)
+        return self._taken(state, pair.path, now_ns)
 
     def _cold(self, state: FlowState, pair: Pair, cold: float, now_ns: int) -> tuple[int, float]:
         """The alternative to move to: the first cold one, or the coldest; -1 if none is cold."""
@@ -380,7 +366,7 @@ class Router:
                     break
         return found, least if found >= 0 else NAN
 
-    def _best(self, paths: PathSet, now_ns: int) -> tuple[int, float]:
+    def _best(self, paths: PathSet, now_ns: int) -> int:
         """The usable path with the least occupancy, unknown ones last; -1 if none is usable."""
         found, least = -1, math.inf
         for index, links in enumerate(paths.links):
@@ -390,7 +376,7 @@ class Router:
             rank = worth if known and worth == worth else 2.0 * FULL
             if rank < least:
                 found, least = index, rank
-        return found, least if least <= FULL else NAN
+        return found
 
     def _worst(self, links: tuple[int, ...], now_ns: int) -> tuple[float, bool]:
         """A path is worth its worst link; also whether all of its links are known."""
@@ -420,7 +406,7 @@ class Router:
             index = equal[(state.hash + unit + turn) % len(equal)]
             if self._worst(state.paths.links[index], now_ns)[0] != DEAD:
                 return self._taken(state, index, now_ns)
-        return max(0, self._best(state.paths, now_ns)[0])
+        return self._taken(state, max(0, self._best(state.paths, now_ns)), now_ns)
 
     def _power_of_two(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         """The emptier of two random shortest paths (Mitzenmacher, 2001)."""
@@ -432,7 +418,7 @@ class Router:
         links = state.paths.links
         first, second = self._worst(links[one], now_ns)[0], self._worst(links[two], now_ns)[0]
         if first == DEAD and second == DEAD:
-            return max(0, self._best(state.paths, now_ns)[0])
+            return self._taken(state, max(0, self._best(state.paths, now_ns)), now_ns)
         return self._taken(state, two if second < first or first == DEAD else one, now_ns)
 
     def _flowlet(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
@@ -446,7 +432,7 @@ class Router:
         now_on = best = pair.path
         least, known = self._worst(paths.links[now_on], now_ns)
         if least == DEAD:
-            usable = self._best(paths, now_ns)[0]
+            usable = self._best(paths, now_ns)
             best = now_on if usable < 0 else usable
         elif known and (unit == 0 or not 0 <= gap_ns < self._routing.flowlet_gap_ns):
             for index in turned(paths.equal, state.hash):
@@ -479,13 +465,17 @@ class Router:
         pair.budget_ns = now_ns
         return pair.budget
 
-    def _move(self, flow: Flow, pair: Pair, to: int, now_ns: int, reason: str) -> None:
+    def _move(
+        self, flow: Flow, pair: Pair, to: int, now_ns: int, reason: str, *, free: bool = False
+    ) -> None:
+        """Change a pair's path; free: off a dead one, which neither holds nor costs budget."""
         before = pair.path
         pair.alternative = to
-        pair.moved_ns = now_ns
         pair.moves += 1
         pair.warned_ns = None
-        pair.budget = max(0.0, pair.budget - 1.0)
+        if not free:
+            pair.moved_ns = now_ns
+            pair.budget = max(0.0, pair.budget - 1.0)
         self.moves += 1
         if len(self._pending) < MOST_PENDING:
             self._pending.append((flow, before, pair.primary if to < 0 else to, reason))

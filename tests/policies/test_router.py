@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtune.policies import Bus, Policy, Router
+from xtune.policies.presets import PRESETS, preset, with_probes
 from xtune.policies.spec import Routing
 
 # Two shortest paths and a longer one; reading = forecast keeps the arithmetic in view.
@@ -104,9 +106,7 @@ def test_three_lost_probes_blacklist_and_five_answers_readmit() -> None:
     for at_ns in (1, 2, 3):
         assert made.choose(FLOW, at_ns=at_ns) == 2
         made.observe("mid", lost=True, at_ns=at_ns)
-    assert made.choose(FLOW, at_ns=4) == 0  # at once, without regard to the hold
-    made.observe("up0", occupancy=0.9, at_ns=5)
-    assert made.choose(FLOW, at_ns=5000) == 1  # the other alternative
+    assert made.choose(FLOW, at_ns=4) == 1  # the other one at once, without regard to the hold
     for i in range(5):
         made.observe("mid", occupancy=0.1, at_ns=6000 + i)
     made.observe("up1", occupancy=0.95, at_ns=6010)
@@ -123,6 +123,116 @@ def test_a_dead_primary_is_left_for_the_best_and_all_dead_means_primary() -> Non
         for _ in range(3):
             made.observe(link, lost=True, at_ns=3)
     assert made.choose(FLOW, at_ns=4) == 0
+
+
+def lose(made: Router, *links: str, at_ns: int) -> None:
+    for link in links * PLAIN.strikes:
+        made.observe(link, lost=True, at_ns=at_ns)
+
+
+def test_what_stands_for_a_dead_primary_is_left_as_a_primary_is() -> None:
+    made = router(up1=0.1, mid=0.2)
+    lose(made, "up0", at_ns=1)
+    assert made.choose(FLOW, at_ns=2) == 1  # the best
+    made.observe("up1", occupancy=0.69, at_ns=3)
+    assert made.choose(FLOW, at_ns=4) == 1  # not warned
+    made.observe("up1", occupancy=0.7, at_ns=5)
+    assert made.choose(FLOW, at_ns=6) == 2  # a blacklisting had begun no hold
+    made.observe("up1", occupancy=0.0, at_ns=7)
+    made.observe("mid", occupancy=1.0, at_ns=7)
+    assert made.choose(FLOW, at_ns=1005) == 2  # but this move did
+    assert made.choose(FLOW, at_ns=1006) == 1
+    made.observe("up1", occupancy=1.0, at_ns=1007)
+    made.observe("mid", occupancy=0.4, at_ns=1007)
+    assert made.choose(FLOW, at_ns=9000) == 1  # nothing is cold
+
+
+def test_what_stands_for_a_dead_primary_is_left_within_the_budget() -> None:
+    made = router(replace(PLAIN, hold_ns=0, moves_per_ms=0.0))
+    lose(made, "up0", at_ns=1)
+    taken = [made.choose(FLOW, at_ns=1)]
+    for at_ns in range(2, 12):
+        for link, path in (("up1", 1), ("mid", 2)):
+            made.observe(link, occupancy=1.0 if taken[-1] == path else 0.0, at_ns=at_ns)
+        taken.append(made.choose(FLOW, at_ns=at_ns))
+    assert sum(a != b for a, b in pairwise(taken)) == 2  # the burst; nothing refills it
+
+
+def test_a_dead_alternative_is_left_for_a_cold_one_without_hold_or_budget() -> None:
+    made = router(replace(PLAIN, moves_per_ms=0.0), up0=0.9, up1=0.5)
+    assert made.choose(FLOW, at_ns=1) == 2
+    lose(made, "mid", at_ns=2)
+    assert made.choose(FLOW, at_ns=3) == 0  # warned, but nothing is cold
+    made.observe("up1", occupancy=0.0, at_ns=1001)
+    assert made.choose(FLOW, at_ns=1001) == 1  # 1000 after the first move, by the second of two
+    made = router(replace(PLAIN, moves_per_ms=0.0), up0=0.9)
+    assert made.choose(FLOW, at_ns=1) == 2
+    made.observe("up0", occupancy=0.6, at_ns=2)
+    lose(made, "mid", at_ns=2)
+    assert made.choose(FLOW, at_ns=3) == 0  # not warned: no way round is wanted
+
+
+MODES = ("static", "binary", "spray", "power_of_two", "flowlet")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bus_hears_that_all_paths_are_dead(mode: str) -> None:
+    made = router(replace(PLAIN, mode=mode))
+    made.choose(FLOW, at_ns=1)
+    made.publish(2)
+    assert made.bus.routing.available_share == pytest.approx(0.9)
+    lose(made, "down0", "down1", "down2", at_ns=3)
+    made.choose(FLOW, at_ns=4)
+    made.publish(5)
+    told = made.bus.routing
+    assert (told.at_ns, told.level, told.available_share) == (5, 3, 0.0)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_the_bus_hears_of_the_path_that_is_left(mode: str) -> None:
+    made = router(replace(PLAIN, mode=mode))
+    lose(made, "up0", "up1", at_ns=1)
+    for occupancy in (0.3, 0.8):
+        made.observe("mid", occupancy=occupancy, at_ns=2)
+        made.choose(FLOW, at_ns=3)  # moves, and stays
+        made.publish(4)
+        assert made.bus.routing.available_share == pytest.approx(1.0 - occupancy)
+
+
+def test_a_steep_forecast_of_the_path_that_is_left_is_told_as_full() -> None:
+    made = router(replace(PLAIN, forecast="holt"))
+    for link in ("up1", "up2"):
+        made.observe(link, occupancy=0.9, at_ns=1000)  # 160 ahead of 200 us
+    lose(made, "up0", at_ns=1001)
+    made.choose(FLOW, at_ns=1002)
+    made.publish(1003)
+    assert made.bus.routing.available_share == 0.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("whole_flows", [None, False, True])
+def test_an_idle_fabric_is_clear_with_any_preset(name: str, whole_flows: bool | None) -> None:
+    policy = preset(name)
+    if whole_flows is not None:
+        policy = with_probes(policy, 10_000_000, whole_flows=whole_flows)
+    made = Router(PATHS, policy, clock=lambda: 0)
+    for at_ns in (0, 10_000_000):
+        for link in LINKS:
+            made.observe(link, occupancy=0.0, at_ns=at_ns)
+        made.choose(FLOW, at_ns=at_ns)
+        made.publish(at_ns)
+    assert made.bus.routing.level == 0
+
+
+@pytest.mark.parametrize(("occupancy", "level"), [(0.19, 0), (0.2, 1), (0.4, 2), (0.7, 3)])
+def test_levels_of_whole_flows_are_those_of_units(occupancy: float, level: int) -> None:
+    for whole_flows in (False, True):
+        policy = with_probes(preset("joint"), 10_000_000, whole_flows=whole_flows)
+        made = Router({("a", "b"): [["x"]]}, policy, clock=lambda: 0)
+        made.observe("x", occupancy=occupancy, at_ns=0)
+        made.choose(FLOW, at_ns=0)
+        made.publish(1)
+        assert made.bus.routing.level == level
 
 
 def test_a_lossy_link_counts_as_full() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from xtune.policies import Policy, Router
@@ -25,6 +25,12 @@ EVENTS = st.lists(
     ),
     max_size=80,
 )
+
+
+CLEAR = [(link, 0.1, False, 0, 1) for link in LINKS]
+# A dead primary, and what stands for it fills; a warned primary, and its alternative dies.
+FILLS = [*CLEAR, ("up0", None, True, 0, 3), ("up1", 1.0, False, 0, 1), ("up0", 0.1, False, 0, 5)]
+DIES = [*CLEAR, ("up0", 0.9, False, 0, 1), ("mid", None, True, 0, 3), ("mid", 0.1, False, 0, 5)]
 
 
 class Model:
@@ -74,6 +80,13 @@ class Model:
         if path != self.on:
             self.on, self.moved_ns = path, now_ns
 
+    def first_cold(self) -> int | None:
+        return next((path for path in (2, 1) if self.cold(path)), None)
+
+    def warned(self, path: int) -> bool:
+        worst = self.worst(path)
+        return worst is not None and worst >= 0.7
+
     def forget(self, now_ns: int) -> None:
         """Of a dead link that nothing is heard of, no more is known than of a new one."""
         for link in list(self.dead):
@@ -88,18 +101,20 @@ class Model:
             if self.on == 0 or not self.alive(self.on):
                 usable = [path for path in (0, 1, 2) if self.alive(path)]
                 rank = {p: self.worst(p) if self.known(p) else 2.0 for p in usable}
-                self.go(min(usable, key=lambda p: rank[p] or 0.0, default=0), now_ns)
+                self.on = min(usable, key=lambda p: rank[p] or 0.0, default=0)
+            elif self.warned(self.on) and now_ns - self.moved_ns >= self.hold_ns:
+                self.go(self.first_cold() or self.on, now_ns)
             return self.on
         if self.on and not self.alive(self.on):
-            self.go(0, now_ns)
-            return 0
+            self.on = (self.first_cold() or 0) if self.warned(0) else 0
+            return self.on
         if now_ns - self.moved_ns < self.hold_ns:
             return self.on
         primary = self.worst(0)
-        warned = primary is not None and primary >= 0.7
+        warned = self.warned(0)
         if self.on == 0:
             if warned:
-                self.go(next((p for p in (2, 1) if self.cold(p)), 0), now_ns)
+                self.go(self.first_cold() or 0, now_ns)
             return self.on
         other = self.worst(self.on) if self.known(self.on) else None
         clear = primary is not None and primary < 0.5
@@ -112,6 +127,8 @@ class Model:
 
 @settings(max_examples=300, deadline=None)
 @given(events=EVENTS)
+@example(events=FILLS)
+@example(events=DIES)
 def test_the_router_does_what_the_model_does(
     events: list[tuple[str, float | None, bool, int, int]],
 ) -> None:

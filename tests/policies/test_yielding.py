@@ -59,6 +59,21 @@ def test_who_came_last_moves_at_once_and_the_others_in_their_slots() -> None:
     assert leaving(late, HOLD_NS, HOLD_NS + 20 * MS, HOLD_NS + 10 * SLOT_NS) == HOLD_NS + 20 * MS
 
 
+def test_flows_that_a_dead_primary_sent_to_one_path_leave_it_in_their_slots() -> None:
+    waits = set()
+    for i in range(20):
+        flow, paths = (f"host{i}", "far", 0), [["one"], ["two"], ["three"]]
+        router = Router({flow[:2]: paths}, a_policy(), clock=lambda: 0)
+        for at_ns in range(0, HOLD_NS + 4 * SLOT_NS, MS):
+            router.observe("one", lost=True, at_ns=at_ns)
+            router.observe("two", occupancy=0.9 if at_ns >= HOLD_NS else 0.0, at_ns=at_ns)
+            router.observe("three", occupancy=0.1, at_ns=at_ns)
+            if router.choose(flow, at_ns=at_ns) == 2:
+                waits.add((at_ns - HOLD_NS) / SLOT_NS)
+                break
+    assert waits == {1.0, 2.0, 3.0}
+
+
 def test_a_flow_stays_where_the_warning_has_passed_meanwhile() -> None:
     host = Host("host", a_policy())
     waits = [host.turn(at, 0.9 if at >= 200 * MS else 0.0, 0.0) for at in range(0, 220 * MS, MS)]
