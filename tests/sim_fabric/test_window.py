@@ -59,6 +59,23 @@ def test_one_of_half_a_round_trip_halves_its_rate() -> None:
     assert state.flow_f[0, k.DONE_AT] == pytest.approx(2 * line, rel=0.15)
 
 
+def test_the_packet_that_fills_a_window_asks_for_its_acknowledgement() -> None:
+    # Three steps of 12,500 B and a bit fill it; nothing has come by then.
+    state = windowed(1)
+    ex, window = state.extras, state.extras.window[0]
+    window[x.CWND] = window[x.MOST] = 37_500 + 1.5 * PACKET_BYTES
+    state.cfg[k.LIMIT_STEP] = 6
+    state.run()
+    assert window[x.FLIGHT] == window[x.CWND]
+    np.testing.assert_array_equal(ex.notes[ex.notes[:, x.ASKS] == 1, x.OFFSET], [37_500])
+    # The receiver waits for four packets, but tells of this one, and of what came before it.
+    slot = int(window[x.ACK_STEPS])
+    _window.take_ack.py_func(ex, 0, 0, 1_000, False, False, 0.0)
+    assert ex.acks[0, slot, x.PLAIN, x.ACKS] == 0.0
+    _window.take_ack.py_func(ex, 0, 0, 500, False, True, 0.0)
+    np.testing.assert_array_equal(ex.acks[0, slot, x.PLAIN, : x.DELAYS], [1.0, 1_500.0])
+
+
 @pytest.mark.parametrize("buffer", [None, TRIM])
 def test_what_is_not_acknowledged_stays_within_the_largest_window(
     buffer: SharedBuffer | None,

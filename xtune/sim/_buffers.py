@@ -212,6 +212,7 @@ def split_note(ex, node, front, size, whole):  # type: ignore[no-untyped-def]
     rest[x.OFFSET] += size
     new[x.MARKS] = rest[x.MARKS] * size // whole
     rest[x.MARKS] -= new[x.MARKS]
+    new[x.ASKS] = 0  # its last byte does
 
 
 @numba.njit
@@ -225,7 +226,7 @@ def receive(cfg, ex, flow_i, segments, port, f, node, slot, size, at_ns):  # typ
     step, back = cfg[k.STEP], flow[f, x.BACK]
     if ex.cfg[x.WINDOWED] == 1:
         waited = at_ns - note[x.SENT_AT] - ex.window[f, x.WAY]
-        _window.take_ack(ex, f, step, size, note[x.MARKS] > 0, waited)
+        _window.take_ack(ex, f, step, size, note[x.MARKS] > 0, note[x.ASKS] == 1, waited)
     elif note[x.MARKS] > 0:
         _rate.take_mark(ex, f, step * cfg[k.DT], back * cfg[k.DT])
     if ex.cfg[x.GO_BACK_N] == 0:
@@ -265,6 +266,10 @@ def note_sent(cfg, ex, flow_i, f, node, size, at_ns):  # type: ignore[no-untyped
         flow[f, x.HEARD_AT] = cfg[k.STEP]
         _await(cfg, ex, ex.timers, x.TIMER, f, cfg[k.STEP] + ex.cfg[x.TIMEOUT_STEPS])
     _rate.spend(ex, f, size)
+    if ex.cfg[x.WINDOWED] == 1:
+        last = flow_i[f, k.TO_SEND] == 0
+        full = ex.window[f, x.FLIGHT] + cfg[k.PACKET] >= ex.window[f, x.CWND]
+        ex.notes[node // k.NODE_SIZE, x.ASKS] = last or full
 
 
 @numba.njit

@@ -54,8 +54,8 @@ ACKS, ACKED, DELAYS, ACK_SIZE = range(4)
 # health: int64 columns of a port between switches.
 LOSSES, ANSWERS, OUT, HEALTH_SIZE = range(4)
 # notes: int64 columns of a fragment. OFFSET of its first byte in its flow; MARKS on its packets;
-# SENT_AT when its last byte left its host, ns.
-OFFSET, MARKS, SENT_AT, NOTE_SIZE = range(4)
+# SENT_AT when its last byte left its host, ns; ASKS for its acknowledgement at once.
+OFFSET, MARKS, SENT_AT, ASKS, NOTE_SIZE = range(5)
 # changes: int64 columns.
 CHANGE_STEP, CHANGE_PORT, CHANGE_RATE = range(3)
 

@@ -14,15 +14,11 @@ from xtune.sim import _extras as x
 
 
 @numba.njit
-def take_ack(ex, f, step, size, marked, delay_ns):  # type: ignore[no-untyped-def]
-    """Bytes came to the receiver: it acknowledges at once what is marked, else some packets.
-
-    A window that is small beside that asks for its acknowledgement earlier.
-    """
+def take_ack(ex, f, step, size, marked, asked, delay_ns):  # type: ignore[no-untyped-def]
+    """Bytes came to the receiver: it acknowledges some packets, what is marked or asks at once."""
     window = ex.window[f]
     window[x.UNTOLD] += size
-    enough = min(float(ex.cfg[x.ACK_BYTES]), window[x.CWND] / 2.0)
-    if marked or window[x.UNTOLD] >= enough:
+    if marked or asked or window[x.UNTOLD] >= float(ex.cfg[x.ACK_BYTES]):
         _tell(ex, f, step, marked, delay_ns)
 
 

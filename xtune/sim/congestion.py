@@ -169,7 +169,8 @@ class Nscc:
         kmin_bytes: Queue above which packets are marked.
         kmax_bytes: Queue from which on all are; in between their share rises evenly.
         window_rtts: Largest and first window, in bytes of a flow's own round trip.
-        ack_bytes: Unmarked bytes that one acknowledgement stands for.
+        ack_bytes: Unmarked bytes that one acknowledgement stands for; what fills a window asks
+            for its own.
         average: Weight of an acknowledgement in the average delay.
         cut: Share of the average delay beyond the target by which a window is cut.
         least_left: Share that a cut leaves at least.

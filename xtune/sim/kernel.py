@@ -362,6 +362,8 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                         may = room
                         if extras:
                             least = min(packet, flow_i[f, TO_SEND])
+                            if flow_i[f, UNIT_LEFT] > 0:  # a packet that is begun is ended
+                                least = min(least, flow_i[f, UNIT_LEFT])
                             may = allowance(ex, f, step * dt, dt, least)
                             if may == 0:
                                 active[a] = f
