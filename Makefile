@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz bench convergence lint types format clean
+.PHONY: demo test test-slow fuzz bench convergence lint types kernels format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +22,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-test: lint types
+kernels: $(STAMP)
+	$(BIN)/python -m tests.kernels
+
+test: $(STAMP)
+	$(MAKE) --jobs 2 lint types kernels
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
