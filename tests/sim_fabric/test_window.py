@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 
 from xtune.errors import UsageError
 from xtune.policies.spec import Routing
-from xtune.sim import _choices, _window
+from xtune.sim import _choices
 from xtune.sim import _extras as x
 from xtune.sim import _layout as k
 from xtune.sim._state import State
 from xtune.sim.bounds import flow_ns
 from xtune.sim.congestion import Nscc, SharedBuffer
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
-from xtune.sim.flows import build_flows, permutation
+from xtune.sim.flows import Flows, build_flows, permutation
 from xtune.sim.phase import run_phase
 
 RTT_NS = 4_338.0
@@ -29,12 +30,27 @@ NONE = Backpressure(kind="none")
 
 def windowed(flows: int, *, buffer: SharedBuffer | None = None) -> State:
     """Some hosts that send to one, below one leaf."""
-    fabric = LeafSpine(flows + 1, 1, 1)
     sending = build_flows(list(range(1, flows + 1)), [0] * flows, 4_000_000)
+    return under(NSCC, LeafSpine(flows + 1, 1, 1), sending, buffer=buffer)
+
+
+def under(
+    nscc: Nscc, fabric: LeafSpine, flows: Flows, *, dt_ns: int = 250,
+    buffer: SharedBuffer | None = None,
+) -> State:  # fmt: skip
+    """A phase under NSCC that has not begun."""
     return State(
-        fabric, sending, routing=Routing(mode="static"), dt_ns=250, seed=0, pfc=NONE,
-        limit_ns=10**8, rate_control=NSCC, shared_buffer=buffer,
+        fabric, flows, routing=Routing(mode="static"), dt_ns=dt_ns, seed=0, pfc=NONE,
+        limit_ns=10**8, rate_control=nscc, shared_buffer=buffer,
     )  # fmt: skip
+
+
+def steps(state: State) -> Iterator[int]:
+    """Run a phase step by step until it ends."""
+    while state.cfg[k.LEFT] > 0:
+        state.cfg[k.LIMIT_STEP] = state.cfg[k.STEP] + 1
+        state.run()
+        yield int(state.cfg[k.STEP])
 
 
 def test_a_window_of_more_than_a_round_trip_holds_no_lone_flow_back() -> None:
@@ -68,12 +84,6 @@ def test_the_packet_that_fills_a_window_asks_for_its_acknowledgement() -> None:
     state.run()
     assert window[x.FLIGHT] == window[x.CWND]
     np.testing.assert_array_equal(ex.notes[ex.notes[:, x.ASKS] == 1, x.OFFSET], [37_500])
-    # The receiver waits for four packets, but tells of this one, and of what came before it.
-    slot = int(window[x.ACK_STEPS])
-    _window.take_ack.py_func(ex, 0, 0, 1_000, False, False, 0.0)
-    assert ex.acks[0, slot, x.PLAIN, x.ACKS] == 0.0
-    _window.take_ack.py_func(ex, 0, 0, 500, False, True, 0.0)
-    np.testing.assert_array_equal(ex.acks[0, slot, x.PLAIN, : x.DELAYS], [1.0, 1_500.0])
 
 
 @pytest.mark.parametrize("buffer", [None, TRIM])
@@ -100,26 +110,38 @@ def test_what_is_not_acknowledged_stays_within_the_largest_window(
     np.testing.assert_array_equal(state.flow_i[:, k.DELIVERED], 4_000_000)
 
 
-def test_acknowledgements_move_a_window_as_the_specification_says() -> None:
-    state = windowed(1)
-    ex, window = state.extras, state.extras.window[0]
-    scale, target = RTT_NS * 50 / 150_000, 0.75 * RTT_NS
-    window[x.FLIGHT], window[x.CWND], window[x.ADJUSTED_AT] = 150_000.0, 100_000.0, 0.0
-    window[x.ADAPT_AT] = 1e12
-    # 9 packets at half the target: 4 packets times scale, times its distance over 12 us.
-    ack = np.array([1.0, 9.0 * PACKET_BYTES, 0.5 * target])
-    _window.hear.py_func(ex, 0, 1_000, ack, False)
-    share = 9 * PACKET_BYTES / 100_000
-    grown = 100_000 + 4 * PACKET_BYTES * scale * (0.5 * target / 12_000) * share
-    assert window[x.CWND] == pytest.approx(grown)
-    assert window[x.FLIGHT] == 150_000 - 9 * PACKET_BYTES
-    # A marked one beyond the target cuts by how far the average is beyond, once a round trip.
-    window[x.MEAN_DELAY] = 2 * target
-    ack = np.array([1.0, 4_096.0, 2 * target])
-    for now, cuts in ((20_000, 1), (20_100, 1), (30_000, 2)):
-        window[x.ADJUSTED_AT] = now
-        _window.hear.py_func(ex, 0, now, ack, True)
-        assert window[x.CWND] == pytest.approx(grown * (1 - 0.8 / 2) ** cuts)
+def test_no_sender_of_many_knows_of_what_cannot_have_come_back() -> None:
+    """What is in flight by its count is at least what was sent and not delivered a way ago."""
+    flows = build_flows([0] * 64, list(range(1, 65)), 60_000)
+    state = under(NSCC, LeafSpine(65, 1, 1), flows)
+    ex, way = state.extras, int(state.extras.window[0, x.ACK_STEPS])
+    delivered = []
+    for _ in steps(state):
+        delivered.append(state.flow_i[:, k.DELIVERED].copy())
+        known = delivered[-1 - way] if len(delivered) > way else 0
+        assert (ex.window[:, x.FLIGHT] >= ex.flow[:, x.SENT] - known).all()
+    assert len(delivered) > 4 * ex.acks.shape[1]
+
+
+def test_a_packet_is_marked_by_the_queue_that_it_leaves_behind() -> None:
+    """Two hosts send S each at once: the queue rises at a line's rate, and falls as fast.
+
+    It is K at K / rate and at (2 S - K) / rate, and of the bytes that leave between the two, of
+    which no other rule marks the first and the last, all are marked.
+    """
+    threshold, size = 200_000, 1_000_000
+    nscc = Nscc(
+        rtt_ns=RTT_NS, gbps=400.0, target_ns=RTT_NS, kmin_bytes=threshold - 1,
+        kmax_bytes=threshold, window_rtts=100.0,
+    )  # fmt: skip
+    state = under(nscc, LeafSpine(3, 1, 1), build_flows([1, 2], [0, 0], size), dt_ns=50)
+    port = state.fabric.delivery(0)
+    error = 2 * PACKET_BYTES + 2_500  # a packet of each, and a step
+    for _ in steps(state):
+        gone = int(state.flow_i[:, k.DELIVERED].sum())
+        by_hand = min(max(gone - threshold, 0), 2 * (size - threshold))
+        assert state.extras.queue[port, x.MARKED_BYTES] == pytest.approx(by_hand, abs=error)
+    assert gone == 2 * size
 
 
 def test_entropy_values_are_taken_in_turn() -> None:

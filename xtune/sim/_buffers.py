@@ -226,7 +226,8 @@ def receive(cfg, ex, flow_i, segments, port, f, node, slot, size, at_ns):  # typ
     step, back = cfg[k.STEP], flow[f, x.BACK]
     if ex.cfg[x.WINDOWED] == 1:
         waited = at_ns - note[x.SENT_AT] - ex.window[f, x.WAY]
-        _window.take_ack(ex, f, step, size, note[x.MARKS] > 0, note[x.ASKS] == 1, waited)
+        marked, asked = note[x.MARKS] > 0, note[x.ASKS] == 1
+        _window.take_ack(ex, f, step, cfg[k.DT], size, marked, asked, waited)
     elif note[x.MARKS] > 0:
         _rate.take_mark(ex, f, step * cfg[k.DT], back * cfg[k.DT])
     if ex.cfg[x.GO_BACK_N] == 0:

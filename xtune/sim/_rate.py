@@ -85,7 +85,7 @@ def allowance(ex, f, now_ns, dt_ns, least):  # type: ignore[no-untyped-def]
     if ex.cfg[MARKING] == 0:
         return ANY
     if ex.cfg[WINDOWED] == 1:
-        return _window.room(ex, f, now_ns // dt_ns, now_ns, dt_ns, least)
+        return _window.room(ex, f, now_ns // dt_ns, dt_ns, least)
     flow, pace = ex.flow, ex.pace
     if flow[f, CNP_DUE] != NONE and flow[f, CNP_DUE] <= now_ns:
         flow[f, CNP_DUE] = NONE

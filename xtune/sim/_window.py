@@ -1,8 +1,8 @@
 """Senders' windows inside the kernel: NSCC of the Ultra Ethernet specification.
 
-Acknowledgements are taken in when a flow's turn to send comes. Those that come to a sender in one
-step count as one of their mean delay, marked and unmarked ones apart; the average delay moves as
-if they had come one by one.
+Acknowledgements are heard in the order of the steps in which they come, at the latest when a
+flow's turn to send comes. Those that come to a sender in one step count as one of their mean
+delay, marked and unmarked ones apart; the average delay moves as if they had come one by one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from xtune.sim import _extras as x
 
 
 @numba.njit
-def take_ack(ex, f, step, size, marked, asked, delay_ns):  # type: ignore[no-untyped-def]
+def take_ack(ex, f, step, dt_ns, size, marked, asked, delay_ns):  # type: ignore[no-untyped-def]
     """Bytes came to the receiver: it acknowledges some packets, what is marked or asks at once."""
     window = ex.window[f]
     window[x.UNTOLD] += size
     if marked or asked or window[x.UNTOLD] >= float(ex.cfg[x.ACK_BYTES]):
+        _listen(ex, f, step - 1, dt_ns)
         _tell(ex, f, step, marked, delay_ns)
 
 
@@ -37,6 +38,7 @@ def _tell(ex, f, step, marked, delay_ns):  # type: ignore[no-untyped-def]
 @numba.njit
 def take_loss(ex, f, step, dt_ns):  # type: ignore[no-untyped-def]
     """The sender hears in this step of bytes that a switch trimmed; its window shrinks by them."""
+    _listen(ex, f, step - 1, dt_ns)
     window, real, now_ns = ex.window[f], ex.real, step * dt_ns
     slot = step % ex.acks.shape[1]
     size, ex.acks[f, slot, x.TRIMMED, x.ACKED] = ex.acks[f, slot, x.TRIMMED, x.ACKED], 0.0
@@ -152,17 +154,29 @@ def hear(ex, f, now_ns, ack, marked):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def room(ex, f, step, now_ns, dt_ns, least):  # type: ignore[no-untyped-def]
-    """Bytes that the flow's window lets go now; 0 while no packet (``least``) fits."""
+def _listen(ex, f, step, dt_ns):  # type: ignore[no-untyped-def]
+    """Hear what came to a sender up to a step, each in its own.
+
+    A sender whose port stands still, or that waits for others of its host, has no turn for longer
+    than the ring of steps is long. So this comes before anything is added to the ring, too: what
+    lies in it is due within one round of it.
+    """
     window, slots = ex.window[f], ex.acks.shape[1]
-    for at in range(np.int64(window[x.SEEN_STEP]) + 1, step + 1):
+    seen = np.int64(window[x.SEEN_STEP])
+    for at in range(seen + 1, min(step, seen + slots) + 1):
         for kind in (x.PLAIN, x.MARKED_ONES):
             ack = ex.acks[f, at % slots, kind]
             if ack[x.ACKS] > 0.0:
-                came = now_ns - (step - at) * dt_ns
-                hear(ex, f, came, ack, kind == x.MARKED_ONES)
+                hear(ex, f, at * dt_ns, ack, kind == x.MARKED_ONES)
                 ack[:] = 0.0
     window[x.SEEN_STEP] = step
+
+
+@numba.njit
+def room(ex, f, step, dt_ns, least):  # type: ignore[no-untyped-def]
+    """Bytes that the flow's window lets go now; 0 while no packet (``least``) fits."""
+    _listen(ex, f, step, dt_ns)
+    window = ex.window[f]
     left = np.int64(window[x.CWND] - window[x.FLIGHT])
     if left < least and window[x.UNTOLD] > 0.0 and window[x.UNTOLD] >= window[x.FLIGHT]:
         _tell(ex, f, step, False, 0.0)  # the sender asks: nothing else will come
