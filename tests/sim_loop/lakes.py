@@ -19,6 +19,8 @@ from xtune.tables import TABLES
 T0 = 1_772_445_600_000_000_000  # a day in 2026
 HOSTS, LEAVES, SPINES = 8, 4, 2
 
+Rows = dict[str, list[dict[str, Any]]]  # of each table
+
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
@@ -53,11 +55,11 @@ def ns(seconds: float) -> int:
     return T0 + round(seconds * 1e9)
 
 
-def rows_of(truth: Truth) -> dict[str, list[dict[str, Any]]]:
+def rows_of(truth: Truth) -> Rows:
     """Rows of every table."""
     random = np.random.default_rng(truth.seed)
     episodes = episodes_of(truth)
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    rows: Rows = {name: [] for name in TABLES}
     now, step, seq = 0.0, 0, 0
     while True:
         slow = [truth.slowdown for a, b in episodes if a <= now < b]
@@ -141,12 +143,18 @@ def arrow(table: str, rows: list[dict[str, Any]]) -> pa.Table:
     )
 
 
-def make_lake(root: Path, truth: Truth, *, without: tuple[str, ...] = ()) -> Lake:
-    """A lake of that truth, but for some tables."""
+def fill(root: Path, rows: Rows) -> Lake:
+    """A lake of these rows; a table without any is left out."""
     lake = Lake.open(root, create=True)
     with lake.begin() as transaction:
-        for name, rows in rows_of(truth).items():
-            if rows and name not in without:
-                transaction.write(name, arrow(name, rows))
+        for name, some in rows.items():
+            if some:
+                transaction.write(name, arrow(name, some))
         transaction.commit()
     return lake
+
+
+def make_lake(root: Path, truth: Truth, *, without: tuple[str, ...] = ()) -> Lake:
+    """A lake of that truth, but for some tables."""
+    rows = rows_of(truth)
+    return fill(root, {name: some for name, some in rows.items() if name not in without})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sim_loop.lakes import HOSTS, LEAVES, SPINES, Truth, arrow, make_lake, ns, rows_of
+from tests.sim_loop.lakes import HOSTS, LEAVES, SPINES, Truth, arrow, fill, make_lake, ns, rows_of
 from xtune.errors import CalibrationError
 from xtune.lake import Lake
 from xtune.sim import Calibration, calibrate
@@ -136,22 +136,15 @@ def test_a_night_without_telemetry_is_not_free_of_episodes(tmp_path: Path) -> No
     truth = Truth(hours=0.5, rate_per_h=20.0)
     rows = rows_of(truth)
     day = 86_400 * 1_000_000_000
-    lake = Lake.open(tmp_path, create=True)
-    with lake.begin() as transaction:
-        for name, some in rows.items():
-            if not some:
-                continue
-            table = arrow(name, some)
-            transaction.write(name, table)
-            if name in ("derived/episodes", "derived/link_rates"):
-                later = [
-                    {k: v + day if k.endswith("ts") else v for k, v in row.items()} for row in some
-                ]
-                if name == "derived/link_rates":  # the difference over the night
-                    later.append({**some[-1], "ts": later[0]["ts"] - 1, "interval_s": 8.5e4})
-                transaction.write(name, arrow(name, later))
-        transaction.commit()
-    assert calibrate(lake)["episode_rate_per_h"] == pytest.approx(20.0, rel=0.05)
+    for name in ("derived/episodes", "derived/link_rates"):
+        later = [
+            {k: v + day if k.endswith("ts") else v for k, v in row.items()} for row in rows[name]
+        ]
+        if name == "derived/link_rates":  # the difference over the night
+            later.append({**rows[name][-1], "ts": later[0]["ts"] - 1, "interval_s": 8.5e4})
+        rows[name] += later
+    c = calibrate(fill(tmp_path, rows))
+    assert c["episode_rate_per_h"] == pytest.approx(20.0, rel=0.05)
 
 
 def test_an_unnamed_training_at_another_time_is_not_mixed_in(tmp_path: Path) -> None:
@@ -165,13 +158,7 @@ def test_an_unnamed_training_at_another_time_is_not_mixed_in(tmp_path: Path) -> 
         {**row, "ts": row["ts"] + day, "run": None, "loss": 0.1, "step_time_s": 0.01}
         for row in rows["steps"][:200]
     ]
-    lake = Lake.open(tmp_path, create=True)
-    with lake.begin() as transaction:
-        for name, some in rows.items():
-            if some:
-                transaction.write(name, arrow(name, some))
-        transaction.commit()
-    c = calibrate(lake)
+    c = calibrate(fill(tmp_path, rows))
     assert c["step_s"] == pytest.approx(truth.compute_s + truth.bucket_s, rel=0.01)
     assert c["loss_floor"] == pytest.approx(truth.floor, abs=0.3)
     fit = c.parameters["loss_floor"].fit
@@ -183,13 +170,7 @@ def test_whole_second_logs_do_not_shift_the_first_bucket(tmp_path: Path) -> None
     rows = rows_of(truth)
     for row in rows["steps"]:
         row["ts"] = row["ts"] // 10**9 * 10**9
-    lake = Lake.open(tmp_path, create=True)
-    with lake.begin() as transaction:
-        for name, some in rows.items():
-            if some:
-                transaction.write(name, arrow(name, some))
-        transaction.commit()
-    c = calibrate(lake)
+    c = calibrate(fill(tmp_path, rows))
     assert c["first_bucket_share"] == pytest.approx(0.5, abs=0.05)
     assert c["compute_s"] == pytest.approx(truth.compute_s, rel=0.02)
     assert c["collectives_per_step"] == 4
@@ -220,12 +201,7 @@ def test_another_job_in_the_lake_is_said_and_left_out(tmp_path: Path) -> None:
         {**row, "job": "other", "step_time_s": 9.0}
         for row in rows["steps"][: len(rows["steps"]) // 2]
     ]
-    lake = Lake.open(tmp_path, create=True)
-    with lake.begin() as transaction:
-        for name, some in rows.items():
-            if some:
-                transaction.write(name, arrow(name, some))
-        transaction.commit()
+    lake = fill(tmp_path, rows)
     c = calibrate(lake)
     assert c["step_s"] == pytest.approx(truth.compute_s + truth.bucket_s, rel=0.01)
     assert "2 jobs have steps: fitted on the one with most of them" in c.notes

@@ -9,23 +9,14 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from tests.sim_loop.lakes import Truth, arrow, make_lake, ns, rows_of
-from xtune.lake import Lake
+from tests.sim_loop.lakes import Rows, Truth, fill, make_lake, ns, rows_of
 from xtune.sim import Calibration, calibrate
 from xtune.sim._stats import share_interval
 from xtune.sim.fit_loss import curve_intervals, fit_curve
 
-Rows = dict[str, list[dict[str, Any]]]
-
 
 def fitted(root: Path, rows: Rows) -> Calibration:
-    lake = Lake.open(root, create=True)
-    with lake.begin() as transaction:
-        for name, some in rows.items():
-            if some:
-                transaction.write(name, arrow(name, some))
-        transaction.commit()
-    return calibrate(lake)
+    return calibrate(fill(root, rows))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare, ks_2samp
 
-from tests.sim_loop.lakes import Truth, arrow, rows_of
+from tests.sim_loop.lakes import Rows, Truth, arrow, rows_of
 from xtune.errors import CalibrationError
 from xtune.lake import Lake
 from xtune.sim import Calibration, Parameter, calibrate
@@ -29,7 +29,6 @@ from xtune.sim.fit_days import (
 )
 from xtune.sim.validation import between, distance
 
-Rows = dict[str, list[dict[str, Any]]]
 HOUR_NS = 3_600_000_000_000
 
 
