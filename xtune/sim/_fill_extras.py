@@ -120,6 +120,8 @@ def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None, in_orde
         raise UsageError(
             f"queue_bytes is for switches that drop, not with {pfc.kind!r}", "pfc='none', or None"
         )
+    if shared.headroom_bytes is not None and pfc.kind != "pfc":
+        raise UsageError(f"headroom_bytes is for pauses, not for {pfc.kind!r}", "pfc, or None")
     if pfc.kind == "credit":
         raise UsageError("credits reserve buffers, they share none", "give pfc or none")
     if (

@@ -33,6 +33,7 @@ FORECASTS = {"reading": k.READING, "ewma": k.EWMA, "slope": k.SLOPE, "holt": k.H
 KINDS = {"none": k.NO_BACKPRESSURE, "pfc": k.PFC, "credit": k.CREDIT}
 
 _MOST_PATHS = 16  # of one flow, as the engine's path finder computes them ahead
+_MOST_ENTROPIES = 1 << 16  # an entropy value has the 16 bits of a UDP source port
 _NEVER = 2**62  # a unit or time that does not end
 _FIRST_NODES = 1 << 15
 _MOST_NODES = (2**32 - 2) // k.NODE_SIZE  # uint32 indices
@@ -54,7 +55,11 @@ class State:
         pfc: Flow control.
         limit_ns: Time of the last step.
         shared_buffer: Of every switch.
-        rate_control: Marks and senders' rates.
+        rate_control: Marks, and senders' rates or windows.
+        faults: Of ports.
+        entropies: Values that sprayed packets of a flow carry in turn; 0: any path each time.
+        in_order: Receivers take bytes in order alone, of fabrics that lose nothing too.
+        queue_bands: Bounds, bytes, of the bands in which a switch sees a queue.
 
     Raises:
         UsageError: something does not fit.
@@ -100,13 +105,7 @@ class State:
         # numpy draws the paths, the kernel the packets: two streams of one seed.
         paths, packets = np.random.SeedSequence(seed).spawn(2)
         self.rng = packets.generate_state(1, dtype=np.uint64)
-        self.entropies = entropies if routing.mode == "spray" else 0
-        self.queue_bands = sorted(queue_bands)
-        if len(self.queue_bands) > k.MOST_BANDS or entropies < 0:
-            raise UsageError(
-                f"{len(self.queue_bands)} bands, {entropies} entropies are too many or too few",
-                f"at most {k.MOST_BANDS} queue_bands, and entropies >= 0",
-            )
+        self._take_options(entropies, queue_bands)
         self._fill_flows(np.random.default_rng(paths), lanes)
         self._fill_order()
         self._fill_probes(lanes)
@@ -120,6 +119,26 @@ class State:
                 faults=faults, in_order=in_order,
             )  # fmt: skip
 
+    def _take_options(self, entropies: int, queue_bands: Sequence[int]) -> None:
+        """Options that one mode has: they are refused where they would change nothing."""
+        mode, load = self.routing.mode, self.routing.switch_load
+        if not 0 <= entropies <= _MOST_ENTROPIES or (entropies > 0 and mode != "spray"):
+            raise UsageError(
+                f"{entropies} entropies are not for mode {mode!r}",
+                f"at most {_MOST_ENTROPIES}, in mode 'spray'; else 0",
+            )
+        if len(queue_bands) > k.MOST_BANDS or not all(0 < band < math.inf for band in queue_bands):
+            raise UsageError(
+                f"queue_bands {list(queue_bands)} divide no queue",
+                f"at most {k.MOST_BANDS}, each a positive number of bytes",
+            )
+        if len(queue_bands) and (mode != "switch_adaptive" or load != "queue"):
+            raise UsageError(
+                f"queue_bands are not for mode {mode!r} by {load}",
+                "mode 'switch_adaptive' with switch_load 'queue'; else none",
+            )
+        self.entropies, self.queue_bands = entropies, sorted(queue_bands)
+
     def _fill_signals(self, queues: int, pfc: Backpressure) -> None:
         """Steps that a pause and its end are under way, and the room for those that are.
 
@@ -129,7 +148,15 @@ class State:
         """
         steps = 0
         if pfc.signal_ns is not None:
-            steps = round((pfc.signal_ns + self.fabric.link_latency_ns) / self.dt_ns)
+            both_ns = pfc.signal_ns + self.fabric.link_latency_ns
+            steps = round(both_ns / self.dt_ns)
+            if steps == 0:
+                raise UsageError(
+                    f"no step of {self.dt_ns} ns shows that a pause acts {both_ns} ns late",
+                    f"steps below {2 * both_ns} ns, or no signal_ns"
+                    if both_ns
+                    else "no signal_ns",
+                )
         self.stop_steps, self.go_steps = steps, max(0, steps - 1)
         # A queue asks for each at most once a step.
         self.signals = np.zeros((2, (queues * (steps + 2)) if steps else 1, 2), dtype=np.int64)

@@ -36,9 +36,10 @@ class SharedBuffer:
     Attributes:
         bytes_per_switch: The pool.
         alpha: Share of what is free that one queue may hold.
-        recovery: ``go_back_n`` or ``selective``.
+        recovery: ``go_back_n`` or ``selective``; under PFC nothing is lost, and it has no effect.
         timeout_ns: Without an acknowledgement for so long, a ``go_back_n`` sender starts again.
-            The default is assumed: adapters are set to anything from 0.1 ms to seconds.
+            No effect with ``selective`` or under PFC. The default is assumed: adapters are set
+            to anything from 0.1 ms to seconds.
         queue_bytes: No queue holds more, whatever is free (not under PFC, which pauses inputs);
             None: the threshold alone counts.
         headroom_bytes: Of each port and lane that leads into a switch, under PFC, apart from the
@@ -125,9 +126,10 @@ class Dcqcn:
         times = (self.cnp_interval_ns, self.alpha_timer_ns, self.increase_timer_ns)
         if min(times) < 1 or self.byte_counter < 1 or self.fast_recovery < 0:
             raise UsageError("a time or count of DCQCN is not positive", "see Dcqcn")
-        if not 0.0 < self.gain <= 1.0 or min(self.additive_gbps, self.hyper_gbps) < 0.0:
+        rises = (self.additive_gbps, self.hyper_gbps)
+        if not 0.0 < self.gain <= 1.0 or not all(0.0 <= rise < math.inf for rise in rises):
             raise UsageError("a gain of DCQCN is out of its range", "0 < gain <= 1, rates >= 0")
-        if not self.least_gbps > 0.0:
+        if not 0.0 < self.least_gbps < math.inf:
             raise UsageError("the least rate of DCQCN is not positive", "see Dcqcn")
 
     @classmethod

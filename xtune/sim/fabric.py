@@ -50,7 +50,8 @@ class Backpressure:
 
     ``signal_ns`` is the time that a pause, and its end, take back to the port that they are for:
     the latency of its link. Meanwhile the port goes on, so the switch holds more than
-    ``xoff_bytes``, and it stands still for longer. Without it (None) both act in the next step.
+    ``xoff_bytes``, and it stands still for longer. Without it (None) both act in the next step;
+    a step too long to show it is refused.
     """
 
     kind: str = "pfc"  # pfc | credit | none

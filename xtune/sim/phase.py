@@ -116,19 +116,20 @@ def run_phase(
         rate_control: Marks in the switches and DCQCN or NSCC at the senders; None means line rate.
         faults: Ports that are down or slow for a time.
         entropies: Values that the packets of a flow carry in turn in mode ``spray``, each hashed
-            to a path of its own; 0 means that each packet takes any path.
+            to a path of its own; 0 means that each packet takes any path. No other mode has any.
         in_order: Receivers take bytes in order alone, as RoCE adapters do, and have all from a
-            gap on sent again: what a new path of ``switch_adaptive`` brings too early. For a
-            fabric that loses nothing; else ``SharedBuffer.recovery`` says so.
+            gap on sent again: what a new path of ``switch_adaptive`` or of ``spray`` brings too
+            early (in mode ``static`` nothing is). For a fabric that loses nothing; else
+            ``SharedBuffer.recovery`` says so.
         queue_bands: Bounds, bytes, of the bands in which ``switch_adaptive`` by queue sees a
-            queue, at most three; () means to the byte.
+            queue, at most three; () means to the byte. Nothing else sees queues in bands.
 
     Returns:
         The result, in plain numpy.
 
     Raises:
-        UsageError: flows, routing or times that do not fit the fabric; flows that wait for each
-            other in a circle.
+        UsageError: flows, routing or times that do not fit the fabric; an option that the mode
+            or the flow control does not have; flows that wait for each other in a circle.
     """
     from xtune.sim._state import State  # loads numba, and compiles on first use
 
