@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.studies.analytic import OPTIONS, Runs, lake_in, search
+from tests.studies.analytic import OPTIONS, STUDY, Runs, lake_in, search
 from xtune.policies.presets import preset
 from xtune.reports._figures import intervals_hold
-from xtune.studies import _own_error
+from xtune.studies import Objective, _own_error
 from xtune.studies._own_error import measure
 from xtune.studies._work import Workers
 
@@ -82,6 +82,23 @@ def test_one_that_raises_is_not_known_and_says_why(tmp_path: Path) -> None:
 def test_a_deadline_ends_it(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         outcome(tmp_path, "a", deadline=time.monotonic() - 1.0)
+
+
+@pytest.mark.parametrize(("metric", "measured"), [("mean_step_s", True), ("jitter_s", False)])
+def test_it_is_measured_only_where_a_figure_carries_it(
+    tmp_path: Path, metric: str, measured: bool
+) -> None:
+    stages: set[str] = set()
+    document = search(
+        lake_in(tmp_path),
+        Runs(rule=lambda _, metrics: metrics.update(mean_step_s=metrics["time_to_target_s"])),
+        study=replace(STUDY, objectives=(Objective(metric=metric),)),
+        options=replace(OPTIONS, fidelity=True),
+        progress=lambda state: stages.add(state.stage),
+    )
+    assert ("own errors" in stages) is measured
+    assert (document["fidelity"] is not None) is measured
+    assert (document["best"]["own_error"] is not None) is measured
 
 
 def test_what_is_not_known_is_said_wherever_figures_stand(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from xtune.studies._base import Point, Study, Value, point_key
 from xtune.studies._evaluate import Evaluator, TimeUp
 from xtune.studies._importance import importance
 from xtune.studies._options import Options
+from xtune.studies._own_error import OF_STEPS
 from xtune.studies._result import Found, Setting, build, trial_rows, winner
 from xtune.studies._samplers import arguments
 from xtune.studies._search import Search, broken, changes, definition, excess
@@ -295,10 +296,13 @@ class Stages:
     def own_errors(self) -> list[tuple[str, str]]:
         """What the simulator is off by under each policy that is compared.
 
+        Not measured where the objective does not follow the step time: no figure would carry it.
+
         Returns:
             The policies of which it is not known, and why.
         """
-        if self.best() is None or not self.options.fidelity:
+        follows = self.study.objectives[0].metric in OF_STEPS
+        if self.best() is None or not self.options.fidelity or not follows:
             return []
         unknown: list[tuple[str, str]] = []
         policies = {name: policy for name, (_, policy) in self.policies().items()}
