@@ -30,7 +30,7 @@ def percent(value: float | None) -> str:
     """A share in per cent with one digit; ``-`` for unknown."""
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:.1%}".replace("-0.0%", "0.0%")
+    return f"{value:z.1%}"
 
 
 def share_span(figures: Mapping[str, Any] | None) -> str | None:
@@ -38,6 +38,26 @@ def share_span(figures: Mapping[str, Any] | None) -> str | None:
     if not figures or figures["low"] is None:
         return None
     return f"{percent(figures['low'])} .. {percent(figures['high'])}"
+
+
+def compared(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What stands beside the tuned policy: the default, unless it is one of them, and the others.
+
+    Args:
+        part: A study's result, or what it holds of the held-out days.
+    """
+    others = [*part["baselines"], *part.get("ablations", ())]
+    default = part.get("default")
+    if default and default["name"] not in [row["name"] for row in others]:
+        others.insert(0, default)
+    return others
+
+
+def named(row: Mapping[str, Any], name: str) -> str:
+    """A policy's name, with the reason where it did not run whole: figures hold numbers alone."""
+    if row.get("state", "complete") == "complete":
+        return name
+    return f"{name}: {row.get('reason') or row['state']}"
 
 
 def intervals_hold(rows: Iterable[Mapping[str, Any]]) -> str:

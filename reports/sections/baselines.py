@@ -8,7 +8,9 @@ from typing import Any
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
 from xtune.reports._figures import (
+    compared,
     intervals_hold,
+    named,
     number,
     objective_label,
     percent,
@@ -19,7 +21,10 @@ from xtune.reports._figures import (
 def build(content: Content) -> Sequence[Block]:
     """One row a policy, same seeds, paired differences."""
     study = content.study
-    if study is None or not (study["baselines"] or study["ablations"]):
+    if study is None:
+        return ()
+    others = compared(study)
+    if not others:
         return ()
     words = content.words
     label = objective_label(study["objective"], words)
@@ -27,10 +32,9 @@ def build(content: Content) -> Sequence[Block]:
     columns += ["mean step, s", "jitter, s", "ratio vs bf16", words("gain of the best"), "95 %"]
     columns += [words("seeds alone")]
     rows = []
-    for row in (*study["baselines"], *study["ablations"]):
+    for row in others:
         if row["state"] != "complete":
-            why = row.get("reason", row["state"])  # columns of numbers hold numbers alone
-            rows.append((f"{row['name']}: {why}", *[None] * 9))
+            rows.append((named(row, row["name"]), *[None] * 9))
             continue
         metrics, gain = row["metrics"], row.get("gain_of_best")
         rows.append(
@@ -46,7 +50,7 @@ def build(content: Content) -> Sequence[Block]:
         )
     text = (
         f"Same seeds for all, so differences are paired. Gain: by how much {_better(study)}. "
-        f"All of it simulated. {intervals_hold((*study['baselines'], *study['ablations']))}"
+        f"All of it simulated. {intervals_hold(others)}"
     )
     return (Text(text=text), Grid(columns=columns, rows=rows))
 

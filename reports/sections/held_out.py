@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from xtune.reports._base import Block, Grid, Section, Text
 from xtune.reports._data import Content
 from xtune.reports._figures import (
+    compared,
     intervals_hold,
+    named,
     number,
     objective_label,
     percent,
@@ -25,15 +27,13 @@ def build(content: Content) -> Sequence[Block]:
     words = content.words
     label = objective_label(study["objective"], words)
     columns = [words("policy"), label, words("low"), words("high")]
-    rows: list[tuple[object, ...]] = [
-        (words("tuned policy"), *(number(held["best"].get(k)) for k in ("mean", "low", "high")),
-         None, None, None)
-    ]  # fmt: skip
-    for row in (*held["baselines"], *held.get("ablations", ())):
+    others = compared(held)
+    rows: list[tuple[object, ...]] = []
+    for row in (held["best"], *others):
         gain = row.get("gain_of_best")
         rows.append(
             (
-                row["name"],
+                named(row, row.get("name", words("tuned policy"))),
                 *(number(row.get(k)) for k in ("mean", "low", "high")),
                 percent(gain["mean"]) if gain else None,
                 share_span(gain),
@@ -46,7 +46,7 @@ def build(content: Content) -> Sequence[Block]:
     text = (
         f"Fitted on telemetry that the search never saw ({days}), same seeds for all; simulated. "
         f"This, and not the trials' own figure, is what to expect. "
-        f"{intervals_hold((held['best'], *held['baselines']))}"
+        f"{intervals_hold((held['best'], *others))}"
     )
     columns += [words("gain of the best"), "95 %", words("seeds alone")]
     return (Text(text=text), Grid(columns=columns, rows=rows))

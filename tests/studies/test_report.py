@@ -14,12 +14,15 @@ from tests.browser import page
 from tests.pipelines.lakes import A, at, new_lake, put
 from tests.sim_loop.made import made
 from tests.studies.analytic import OPTIONS, lake_in, search
+from xtune.cli._common import share
 from xtune.lake import Lake
 from xtune.reports import _page, build_report
 from xtune.reports._base import Grid
-from xtune.reports._figures import number
+from xtune.reports._figures import number, percent
 from xtune.reports.sections import verdict
+from xtune.studies.__main__ import _row
 from xtune.studies.__main__ import main as tables_of_studies
+from xtune.studies._stats import recommendation
 
 SECTIONS = {"history", "pareto", "importance", "sensitivity", "held_out", "recommendation"}
 OLD: dict[str, Any] = {
@@ -192,6 +195,35 @@ def test_held_out_days_and_advice(lake: Lake, tmp_path: Path, searched: dict[str
     ]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_default_stands_beside_the_best_once(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any], alone: bool
+) -> None:
+    default = {**searched["baselines"][0], "name": "joint", "mean": 107.0}
+    others = [] if alone else [default]
+    for part in (searched, searched["held_out"]):
+        part |= {"default": default, "baselines": others, "ablations": []}
+    found = cards(lake, tmp_path, searched)
+    for name, row in (("baselines", 0), ("held_out", 1)):
+        grid = next(b for b in found[name] if b["kind"] == "grid")
+        assert [r[:2] for r in grid["rows"][row:]] == [["joint", "107"]]
+
+
+def test_why_one_did_not_run_on_the_held_out_days_is_said(
+    lake: Lake, tmp_path: Path, searched: dict[str, Any]
+) -> None:
+    failed = {"state": "failed", "reason": "worker processes died on it", "mean": None}
+    searched["held_out"] |= {
+        "best": {**failed, "reason": "", "state": "infeasible"},
+        "baselines": [{**failed, "name": "priority"}],
+    }
+    _, grid = cards(lake, tmp_path, searched)["held_out"]
+    assert grid["rows"] == [
+        ["tuned policy: infeasible", "-", "-", "-", None, None, None],
+        ["priority: worker processes died on it", "-", "-", "-", None, None, None],
+    ]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_what_the_intervals_hold_is_said(
     lake: Lake, tmp_path: Path, searched: dict[str, Any], known: bool
@@ -307,6 +339,24 @@ def test_a_table_puts_numbers_to_the_right_and_words_to_the_left() -> None:
     assert [text for _, text in cells] == ["True", "1,291", "x", "False", "-", "-"]
     assert ['class="n"' in mark for mark, _ in cells] == [False, True, False] * 2
     assert 'data-v="1291.0"' in cells[1][0]
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    nothing = {"mean": -0.0004, "low": -0.0006, "high": -0.0, "told_apart": False}
+    row = {
+        "name": "joint", "mean": -0.0, "low": None, "high": None,
+        "gain_of_best": {**nothing, "over_seeds": {"low": -1e-9, "high": -1e-9}},
+        "metrics": {"ratio_vs_bf16": -1e-9, "perplexity_penalty": -1e-9, "jitter_s": -1e-9},
+    }  # fmt: skip
+    told = _row("a", row)
+    assert told.split(" | ")[1:-1] == [
+        "0", "0.0% [-0.1%, 0.0%]", "[0.0%, 0.0%]", "no", "0.0%", "0.00%", "0.00",
+    ]  # fmt: skip
+    assert (percent(-1e-9), percent(-0.1), share(-1e-9), share(-0.1)) == (
+        "0.0%", "-10.0%", "0.0%", "-10.0%",
+    )  # fmt: skip
+    said = recommendation([100.0004] * 5, [100.0] * 5, "minimize", "fresh seeds")["text"]
+    assert "gains 0.00% [0.00%, 0.00%]" in said
 
 
 def test_large_numbers_are_not_written_in_powers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xtune.cli.tune import _verdict
+from xtune.cli.tune import _beside, _verdict
 
 
 def said(capsys: pytest.CaptureFixture[str], unit: str, *means: float) -> str:
@@ -34,3 +34,20 @@ def test_a_share_has_no_unit_and_no_rounding(capsys: pytest.CaptureFixture[str])
 def test_trials_with_the_best_s_mean_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the same mean as it has: trials 1, 3;" in said(capsys, "s", 1.0, 1.0, 2.0, 1.0)
     assert "same mean" not in said(capsys, "s", 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("baselines", "tables"),
+    [
+        ([], ["default: joint"]),
+        (["joint"], ["baselines: joint"]),
+        (["a"], ["default: joint", "baselines: a"]),
+    ],
+)
+def test_the_default_has_a_table_where_it_is_in_no_other(
+    baselines: list[str], tables: list[str]
+) -> None:
+    rows = [{"name": name} for name in baselines]
+    shown = _beside({"default": {"name": "joint"}, "baselines": rows, "ablations": []})
+    assert [f"{role}: {r['name']}" for role, of in shown.items() for r in of] == tables
+    assert "default" not in _beside({"default": None, "baselines": rows, "ablations": []})

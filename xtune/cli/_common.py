@@ -115,4 +115,4 @@ def parse_duration_s(text: str, option: str) -> float:
 
 def share(value: float | None) -> str | None:
     """A ratio in per cent; the bytes of the side collectives alone round to zero."""
-    return None if value is None else f"{value + 0.0:.1%}".replace("-0.0%", "0.0%")
+    return None if value is None else f"{value:z.1%}"

@@ -157,13 +157,23 @@ def show_result(document: dict[str, Any]) -> None:
         ("trial", *fields, *columns),
         [(r["number"], *(r["params"][f] for f in fields), *cells(r)) for r in shown],
     )
-    for role in ("baselines", "ablations"):
-        if document[role]:
-            table(role, ("policy", *columns), [(r["name"], *cells(r)) for r in document[role]])
+    for role, rows in _beside(document).items():
+        if rows:
+            table(role, ("policy", *columns), [(r["name"], *cells(r)) for r in rows])
     say(", ".join(f"{count} {state}" for state, count in document["counts"].items()))
     _verdict(document, shown)
     for claim in document["founding_document"]:
         say(f"the founding document says ({claim['id']}): {claim['claim']}")
+
+
+def _beside(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What the best is compared with; the default by itself where it is none of the others."""
+    roles = {role: document[role] for role in ("baselines", "ablations")}
+    there = {row["name"] for rows in roles.values() for row in rows}
+    default = document["default"]
+    if default is None or default["name"] in there:
+        return roles
+    return {"default": [default], **roles}
 
 
 def _unit(document: dict[str, Any]) -> str:

@@ -85,13 +85,13 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
     metrics, gain = row["metrics"], row.get("gain_of_best") or {}
     apart = {True: "yes", False: "no", None: ""}[gain.get("told_apart")]
     cells = [
-        f"{row['mean']:.0f} {_span(row, '.0f')}" if row["mean"] >= 100 else f"{row['mean']:.4g}",
-        f"{gain['mean']:.1%} {_span(gain, '.1%')}" if gain.get("mean") is not None else "",
-        _span(gain.get("over_seeds") or {}, ".1%"),
+        f"{row['mean']:.0f} {_span(row, '.0f')}" if row["mean"] >= 100 else f"{row['mean']:z.4g}",
+        f"{gain['mean']:z.1%} {_span(gain, 'z.1%')}" if gain.get("mean") is not None else "",
+        _span(gain.get("over_seeds") or {}, "z.1%"),
         apart,
-        _known(metrics.get("ratio_vs_bf16"), ".1%"),
-        _known(metrics.get("perplexity_penalty"), ".2%"),
-        _known(metrics.get("jitter_s"), ".2f"),
+        _known(metrics.get("ratio_vs_bf16"), "z.1%"),
+        _known(metrics.get("perplexity_penalty"), "z.2%"),
+        _known(metrics.get("jitter_s"), "z.2f"),
         _known(metrics.get("control_changes"), ".1f"),
     ]
     return f"| {name} | {' | '.join(cells)} |"
@@ -104,7 +104,7 @@ def _span(figures: Mapping[str, Any], form: str) -> str:
 
 
 def _known(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:{form}}".replace("-0.0%", "0.0%")
+    return "" if value is None else f"{value:{form}}"
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def recommend(setting: Setting, found: Found) -> dict[str, Any]:
     if error is not None:
         said["text"] += (
             f" The interval holds the simulator's own error in such a difference of step times,"
-            f" {error[0]:.2%} with a deviation of {error[1]:.2%}."
+            f" {error[0]:z.2%} with a deviation of {error[1]:.2%}."
         )
     elif metric in OF_STEPS:
         said["text"] += " The simulator's own error is not in it."

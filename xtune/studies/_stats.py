@@ -170,7 +170,7 @@ def recommendation(
     error = error_of_gain(shares, direction, error)
     difference = figures(shares, error, t_interval)
     mean, low, high = (difference[k] for k in ("mean", "low", "high"))
-    span = f"{mean:.2%} [{low:.2%}, {high:.2%}]"
+    span = f"{mean:z.2%} [{low:z.2%}, {high:z.2%}]"
     over = f"over the default on {where}, {len(shares)} seeds"
     needed = None
     verdict = "no_difference"
