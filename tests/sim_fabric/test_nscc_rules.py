@@ -25,7 +25,7 @@ F64 = NDArray[np.float64]
 RTT, TARGET, CLEAR, LEAST, MOST = 4_000.0, 3_000.0, 1_000.0, 4_096.0, 200_000.0
 FAIR, PROPORTION, STEADY = 20_000.0, 2.0, 600.0
 NEVER = 1e12
-DT_NS, WAY_BACK = 250, 7
+DT_NS, WAY_BACK = 250, 8  # steps; two less than the ring of acknowledgements has
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +135,7 @@ def test_no_window_grows_beyond_the_largest() -> None:
     ("mean", "left"),
     [
         (3_000.0, 1.0),  # not beyond the target
+        (3_000.5, 1 - 0.4 / 3_000.5),
         (6_000.0, 0.6),  # half of it is beyond: 1 - 0.8 / 2
         (8_000.0, 0.5),  # 1 - 0.8 x 5 / 8
         (30_000.0, 0.5),  # 0.28, but no less than half is left
@@ -274,10 +275,22 @@ def test_after_a_loss_the_next_round_adapts_once() -> None:
     assert window[x.CWND] == 20_000.0
 
 
-def test_the_next_loss_is_found() -> None:
+@pytest.mark.parametrize("after", [1, 2, 3, 8])
+def test_the_next_loss_is_found(after: int) -> None:
     ex, _ = sender()
-    ex.acks[0, (40 + 3) % ex.acks.shape[1], x.TRIMMED, x.ACKED] = 1.0
-    assert _window.next_loss(ex, 0, 40) == 43
+    ex.acks[0, (40 + after) % ex.acks.shape[1], x.TRIMMED, x.ACKED] = 1.0
+    assert _window.next_loss(ex, 0, 40) == 40 + after
+
+
+def test_a_loss_comes_before_the_acknowledgements_of_its_step_and_after_those_before() -> None:
+    for due, flight in ((39, 90_000.0 - 500 - 10_000), (40, 90_000.0 - 500)):
+        ex, window = sender()
+        come(ex, 10_000, due - WAY_BACK, delay=2_000.0)
+        trim(ex, 500.0)
+        assert window[x.FLIGHT] == flight
+        # Nor does one that is told bring another forward.
+        come(ex, 10_000, 40, delay=2_000.0)
+        assert window[x.FLIGHT] == flight
 
 
 def come(ex: x.Extras, size: int, step: int, *, delay: float = 0.0, **how: bool) -> None:
@@ -317,7 +330,7 @@ def test_a_window_lets_whole_packets_go() -> None:
 
 @pytest.mark.parametrize(
     ("flight", "untold", "asks"),
-    [(99_000, 99_000, True), (99_000, 98_999, False), (95_000, 95_000, False), (0, 0, False)],
+    [(99_000, 99_000, True), (99_000, 98_999, False), (95_904, 95_904, False), (0, 0, False)],
 )
 def test_who_waits_for_what_came_and_is_not_told_asks(
     flight: float, untold: float, asks: bool
@@ -330,18 +343,29 @@ def test_who_waits_for_what_came_and_is_not_told_asks(
 
 
 def test_a_sender_without_a_turn_hears_each_acknowledgement_in_its_time() -> None:
-    ex, window = sender(FLIGHT=60_000.0, ADJUSTED_AT=NEVER)
-    slots = ex.acks.shape[1]
-    late = 3 * slots
+    ex, window = sender(FLIGHT=60_000.0, ADJUSTED_AT=0.0)
+    assert ex.acks.shape[1] == WAY_BACK + 2
+    late = 30
     look(ex, 0)
     come(ex, 10_000, 1, delay=2_000.0)
     come(ex, 20_000, late - 2, delay=2_000.0)
     look(ex, late)  # the second one is still under way, for WAY_BACK - 2 steps
     assert window[x.FLIGHT] == 50_000.0
-    for step, flight in ((late + WAY_BACK - 3, 50_000.0), (late + WAY_BACK - 2, 30_000.0)):
-        look(ex, step)
-        assert window[x.FLIGHT] == flight
+    look(ex, 35)
+    assert window[x.FLIGHT] == 50_000.0
+    look(ex, 39)
+    assert window[x.FLIGHT] == 30_000.0
+    assert window[x.ADJUSTED_AT] == 36 * DT_NS  # when it came, not when it is seen
     assert not ex.acks.any()
+
+
+@pytest.mark.parametrize(("marked", "window_left"), [(True, 60_000.0), (False, 100_000.0)])
+def test_only_marked_ones_cut(marked: bool, window_left: float) -> None:
+    ex, window = sender(MEAN_DELAY=6_000.0, CUT_AT=-NEVER, ADJUSTED_AT=NEVER)
+    come(ex, 10_000, 0, delay=6_000.0, marked=marked)
+    look(ex, WAY_BACK)
+    assert window[x.CWND] == pytest.approx(window_left)
+    assert window[x.INCREASE] == (0.0 if marked else FAIR * 10_000)
 
 
 def test_a_late_look_counts_times_as_if_it_were_none() -> None:

@@ -211,6 +211,10 @@ def _windows(state: State, rates: Dcqcn | Nscc | None) -> NDArray[np.float64]:
     back = links * fabric.link_latency_ns  # an acknowledgement passes what is queued
     window[:, x.RTT] = window[:, x.WAY] + PACKET_BYTES / line + back
     window[:, x.MOST] = window[:, x.CWND] = rates.window_rtts * window[:, x.RTT] * line
+    if window[:, x.MOST].min() < PACKET_BYTES:
+        raise UsageError(
+            f"a window of {window[:, x.MOST].min():.0f} B holds no packet", "larger window_rtts"
+        )
     # The way there takes a step a link but the first; the rest of the round trip is the way back.
     window[:, x.ACK_STEPS] = np.maximum(1, np.rint(window[:, x.RTT] / state.dt_ns) - (links - 1))
     window[:, x.SEEN_STEP] = -1.0
