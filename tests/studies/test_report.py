@@ -20,7 +20,7 @@ from xtune.reports import _page, build_report
 from xtune.reports._base import Grid
 from xtune.reports._figures import number, percent
 from xtune.reports.sections import verdict
-from xtune.studies.__main__ import _row
+from xtune.studies.__main__ import HEAD, _row
 from xtune.studies.__main__ import main as tables_of_studies
 from xtune.studies._stats import recommendation
 
@@ -339,6 +339,28 @@ def test_a_table_puts_numbers_to_the_right_and_words_to_the_left() -> None:
     assert [text for _, text in cells] == ["True", "1,291", "x", "False", "-", "-"]
     assert ['class="n"' in mark for mark, _ in cells] == [False, True, False] * 2
     assert 'data-v="1291.0"' in cells[1][0]
+
+
+def test_the_table_of_the_docs_is_one_that_the_command_prints() -> None:
+    """Its form, not its figures: each cell written as those of a made-up row are."""
+    lines = (Path(__file__).parents[2] / "docs/studies.md").read_text().splitlines()
+    start = lines.index(HEAD.format(objective="time_to_target_s"))
+    end = next(n for n in range(start, len(lines)) if not lines[n])
+    row = {
+        "mean": 3918.2, "low": 3904.0, "high": 3932.0,
+        "gain_of_best": {**gain(0.02), "over_seeds": {"low": -0.01, "high": 0.03}},
+        "metrics": {"ratio_vs_bf16": 0.5, "perplexity_penalty": 0.0, "jitter_s": 0.1,
+                    "control_changes": 2.0},
+    }  # fmt: skip
+    best = {k: v for k, v in row.items() if k != "gain_of_best"}
+
+    def form(line: str) -> str:
+        return re.sub(r"-?\d+", "9", line[line.index(" |", 2) :])
+
+    assert lines[start + 1] == "|" + "---|" * 9
+    tuned, *others = lines[start + 2 : end]
+    assert tuned.startswith("| tuned (trial ") and form(tuned) == form(_row("a", best))
+    assert {form(line) for line in others} == {form(_row("a", row))}
 
 
 def test_what_rounds_to_nothing_has_no_sign() -> None:
