@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.sim_loop.made import made
 from xtune.policies.presets import preset
 from xtune.policies.spec import Routing
+from xtune.sim._state import MODES
 from xtune.sim.cache import (
     MAKERS,
     WINDOW_BYTES,
@@ -157,17 +160,57 @@ def test_longer_steps_on_slower_links_change_little(collective: str, size: int) 
     flows = slow.flows(collective, size, place)
     fine = run_phase(slow.fabric(at), flows, background=background, seed=place, dt_ns=500)
     coarse = phases(STATIC, slow).run(collective, size, state, place)
-    assert 3 * coarse.steps < fine.steps
+    assert 2 * coarse.steps < fine.steps
     assert coarse.phase_ns == pytest.approx(fine.phase_ns, rel=0.05)
 
 
+@pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.parametrize("gbps", [100.0, 400.0])
+def test_steps_are_short_enough_in_every_mode(mode: str, gbps: float) -> None:
+    """A small all-to-all in steps of a cell and of an eighth of it, over draws of paths."""
+    routing, network = Routing(mode=mode), replace(NETWORK, gbps=gbps)
+    sizes = {4096, 16384, 262144 if mode != "power_of_two" else 4096}  # its draws differ too much
+    for size in sizes:
+        whole, short = (
+            np.mean([
+                phases(routing, network)
+                .run("all_to_all", 7 * size, CLEAR, k, longest_step_ns=longest)
+                .phase_ns
+                for k in range(4)
+            ])
+            for longest in (None, max(20, step_ns(size, gbps, mode) // 8))
+        )  # fmt: skip
+        assert whole == pytest.approx(short, rel=0.025), (size, whole / short - 1)
+
+
 def test_steps_by_hand() -> None:
-    assert [step_ns(n << 20, 400.0) for n in (1, 64)] == [1000, 1000]
-    assert [step_ns(n << 20, 100.0) for n in (1, 64)] == [2000, 2000]
-    # 400,000 bytes: 8 us at 400 Gb/s, 32 us at 100 Gb/s, in eight steps.
-    assert [step_ns(400_000, rate) for rate in (400.0, 100.0)] == [1000, 4000]
-    assert [step_ns(66_000, rate) for rate in (400.0, 100.0)] == [500, 660]
-    assert step_ns(10**6, 800.0) == 1000
+    assert [step_ns(n << 20, 400.0, "static") for n in (1, 64)] == [1000, 1000]
+    assert [step_ns(n << 20, 100.0, "static") for n in (1, 64)] == [1500, 1500]
+    # 160,000 bytes: 3.2 us at 400 Gb/s, 12.8 us at 100 Gb/s, in 16 steps or in 8.
+    assert [step_ns(160_000, rate, "static") for rate in (400.0, 100.0)] == [200, 800]
+    assert [step_ns(160_000, rate, "spray", collides=True) for rate in (400.0, 100.0)] == [
+        400, 1600,
+    ]  # fmt: skip
+    assert step_ns(64 << 20, 100.0, "binary", collides=True) == 3000
+    # Bounds: 50 ns, 256 bytes, half a packet of 4096 bytes.
+    assert step_ns(100, 400.0, "static") == 50
+    assert step_ns(100, 10.0, "static") == 205
+    assert [step_ns(64 << 20, r, "switch_adaptive") for r in (400.0, 100.0)] == [41, 164]
+
+
+@given(
+    size=st.integers(1, 1 << 34), gbps=st.floats(1.0, 1600.0), mode=st.sampled_from(sorted(MODES)),
+    collides=st.booleans(), more=st.floats(1.0, 100.0),
+)  # fmt: skip
+def test_steps_grow_with_size_and_shrink_with_rate_without_a_jump(
+    size: int, gbps: float, mode: str, collides: bool, more: float
+) -> None:
+    step = step_ns(size, gbps, mode, collides=collides)
+    assert step >= 1
+    assert step <= step_ns(round(size * more), gbps, mode, collides=collides) <= step * more + 2
+    faster = step_ns(size, gbps * more, mode, collides=collides)
+    assert step / more - 2 <= faster <= step
+    assert step <= step_ns(size, gbps, mode, collides=True)
 
 
 def test_an_all_to_all_on_colliding_paths_is_carried_on_in_proportion() -> None:

@@ -11,9 +11,18 @@ import pytest
 
 from tests.sim_loop.made import made
 from xtune.policies.presets import preset
+from xtune.sim import cache
 from xtune.sim.cache import PhaseCache, Sample
 from xtune.sim.calibration import Calibration
-from xtune.sim.fidelity import HORIZON_STEPS, Fidelity, difference, fidelity, main, windows_of
+from xtune.sim.fidelity import (
+    HORIZON_STEPS,
+    Fidelity,
+    _Comparison,
+    difference,
+    fidelity,
+    main,
+    windows_of,
+)
 from xtune.sim.network import CLEAR
 
 STATIC = preset("static_dense")
@@ -57,6 +66,18 @@ def test_cells_that_are_wrong_are_seen(static: tuple[PhaseCache, Fidelity]) -> N
     congested = 1.0 - found.shares[0]
     assert found.phase_bias - right.phase_bias == pytest.approx(0.2 * congested, rel=0.03)
     assert found.errors[0] == right.errors[0]
+
+
+def test_steps_that_are_too_long_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole runs take none that long, whatever cells do."""
+    compared = _Comparison(STATIC, job(rate_gbps=100.0), PhaseCache())
+    size = 7 << 14  # flows of 16 KiB: 1.3 us
+    assert compared._ratio(STATIC.routing, "all_to_all", size, CLEAR, 0) == pytest.approx(
+        1.0, rel=0.02
+    )
+    monkeypatch.setattr(cache, "step_ns", lambda *_, **__: 4000)
+    compared = _Comparison(STATIC, job(rate_gbps=100.0), PhaseCache())
+    assert compared._ratio(STATIC.routing, "all_to_all", size, CLEAR, 0) < 0.8
 
 
 def test_windows_are_the_same_for_every_policy_and_hold_all_time() -> None:

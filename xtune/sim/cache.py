@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtune.policies.spec import Routing
+from xtune.sim.fabric import PACKET_BYTES
 from xtune.sim.flows import Flows
 from xtune.sim.network import BINS_PER_OCTAVE, Network, State
 from xtune.sim.phase import DEFAULT_LIMIT_NS, PhaseResult, run_phase
@@ -39,9 +40,16 @@ STEADY_SHARES = {"static": 0.25, "spray": 0.5}
 # two short runs is up to a fifth too high. They run whole twice as far, beyond in proportion.
 COLLIDING_SHARE = 2.0
 SMALLEST_BYTES = 4096
-# A flow of one decision lasts eight steps or more, within these bounds at 400 Gb/s; slower links
-# take longer ones. Larger flows decide again by readings of microseconds: twice as long at most.
-STEPS_NS, FLOW_STEPS, ONE_DECISION_BYTES = (500, 1000), 8, 1 << 20
+# Steps are a share of a flow's time on its link: what follows another flow, or comes to an empty
+# queue, waits for the next step. Where paths collide queues stand, which hides half of that.
+FLOW_STEPS, COLLIDING_FLOW_STEPS = 16, 8
+# The longest one at 400 Gb/s. On slower links it is longer in proportion, up to so many times:
+# queues are read every ten microseconds.
+LONGEST_STEP_NS, SLOWEST, COLLIDING_SLOWEST = 1000, 1.5, 3.0
+# Small flows wait for round trips of some microseconds; bytes of a step are whole.
+SHORTEST_STEP_NS, LEAST_STEP_BYTES = 50, 256
+# A switch sees its queues as a step begins, so what comes within one must be less than a packet.
+SWITCH_STEP_BYTES = PACKET_BYTES // 2
 # Sources that make a cell what it is: a changed one never reads a cell of the old one.
 MAKERS = (
     "xtune.policies._core", "xtune.policies._fields", "xtune.policies.ladder",
@@ -142,14 +150,22 @@ def window_bytes(gbps: float, share: float = 1.0) -> int:
     return max(LEAST_WINDOW_BYTES, round(share * WINDOW_BYTES * gbps / WINDOW_GBPS))
 
 
-def step_ns(flow_bytes: int, gbps: float) -> int:
-    """Step of a phase whose smallest flow is of a size."""
-    shortest, longest = STEPS_NS
-    slower = max(1.0, WINDOW_GBPS / gbps)
-    if flow_bytes >= ONE_DECISION_BYTES:
-        return round(longest * min(2.0, slower))
-    on_line_ns = flow_bytes * 8 / gbps
-    return round(min(max(shortest, on_line_ns / FLOW_STEPS), longest * slower))
+def step_ns(flow_bytes: int, gbps: float, mode: str, *, collides: bool = False) -> int:
+    """Step of a phase: never longer for a smaller flow or on a faster link.
+
+    Args:
+        flow_bytes: Of its smallest flow.
+        gbps: Rate of the links.
+        mode: Of the routing.
+        collides: Whether it is an all-to-all on drawn paths.
+    """
+    steps = COLLIDING_FLOW_STEPS if collides else FLOW_STEPS
+    slowest = COLLIDING_SLOWEST if collides else SLOWEST
+    longest = LONGEST_STEP_NS * min(slowest, WINDOW_GBPS / gbps)
+    if mode == "switch_adaptive":
+        longest = min(longest, SWITCH_STEP_BYTES * 8 / gbps)
+    shortest = min(max(SHORTEST_STEP_NS, LEAST_STEP_BYTES * 8 / gbps), longest)
+    return round(min(max(flow_bytes * 8 / gbps / steps, shortest), longest))
 
 
 def size_bin(bytes_per_host: int, window: int) -> int:
@@ -275,15 +291,20 @@ class Phases:
         state: State,
         place: int,
         limit_ns: int = DEFAULT_LIMIT_NS,
+        longest_step_ns: int | None = None,
     ) -> PhaseResult:
-        """Rung A: the phase as it is, neither kept nor cut."""
+        """Rung A: the phase as it is, neither kept nor cut; None takes the steps of a cell."""
         flows = self.network.flows(collective, bytes_per_host, seed=place)
         background, slow = self.network.background(state, place)
         if background is not None and self.routing.lanes == 1:
             background = replace(background, lane=0 * background.lane)
+        step = step_ns(
+            int(flows.size.min()), self.network.gbps, self.routing.mode,
+            collides=self._collides(collective),
+        )  # fmt: skip
         return run_phase(
             self.network.fabric(slow), flows, routing=self.routing, background=background,
-            dt_ns=step_ns(int(flows.size.min()), self.network.gbps), seed=place, limit_ns=limit_ns,
+            dt_ns=min(step, longest_step_ns or step), seed=place, limit_ns=limit_ns,
         )  # fmt: skip
 
     def _phase(self, key: Key, size: int, place: int) -> PhaseResult:

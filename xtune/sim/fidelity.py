@@ -3,9 +3,9 @@
 The loop (rung C) takes phase times from cells (rung B): sampled at four places, between depths a
 quarter octave apart, at sizes a quarter octave apart, beyond a window carried on by a rate, on a
 slice of the fabric where the job is large. Here windows of the same background are run on rung A
-as they are: at their own depth, place and size, on all hosts. What stays out is what both share:
-a phase keeps the background that it began with, and the traffic that the loop adds beside data
-parallel is left out.
+as they are: at their own depth, place and size, on all hosts, in short steps. What stays out is
+what both share: a phase keeps the background that it began with, and the traffic that the loop
+adds beside data parallel is left out.
 
 How an error bar carries it. An absolute figure (a step time, a time to target) is off by ``bias``
 and uncertain by ``sd`` beside its bootstrap interval: both relative, added in quadrature. A paired
@@ -48,7 +48,10 @@ MOST_STEPS = 20_000  # of the run whose plans are taken
 HORIZON_STEPS = 3000  # clean steps: how long windows are looked for
 BUDGET_BYTES = 16 << 32  # of all hosts together in one run: half a second or so
 LONGEST_NS = 60_000_000_000
-VERSION = 3  # of what is kept: higher when this file computes something else
+# Of whole runs. What a step is off by grows as it does: a quarter of the longest steps of cells at
+# 400 Gb/s shows three quarters of it, a twelfth of those of slower links nearly all.
+LONGEST_STEP_NS = 250
+VERSION = 4  # of what is kept: higher when this file computes something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +266,7 @@ class _Comparison:
             cells = Phases(self.sliced, routing, self.cache)
             at = self._place(state, place, pattern)
             run = Phases(self.whole, routing, self.cache).run(
-                pattern, size, state, at, limit_ns=LONGEST_NS
+                pattern, size, state, at, limit_ns=LONGEST_NS, longest_step_ns=LONGEST_STEP_NS
             )
             ours = cells.seconds(pattern, size, state, place)
             self._ratios[key] = run.phase_ns * 1e-9 / ours
@@ -294,7 +297,9 @@ class _Comparison:
         clean = [cells.seconds("ring", payload, CLEAR, k) for k in range(SAMPLES)]
         scale = (c["collective_s"] - self.latency_s) / float(np.mean(clean))
         size = min(payload, self._most_bytes())
-        run = Phases(whole, static, self.cache).run("ring", size, CLEAR, 0, limit_ns=LONGEST_NS)
+        run = Phases(whole, static, self.cache).run(
+            "ring", size, CLEAR, 0, limit_ns=LONGEST_NS, longest_step_ns=LONGEST_STEP_NS
+        )
         return scale, run.phase_ns * 1e-9 / cells.seconds("ring", size, CLEAR, 0)
 
 
