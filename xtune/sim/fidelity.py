@@ -36,7 +36,7 @@ from xtune.policies.plan import Plan
 from xtune.policies.presets import PRESETS, preset
 from xtune.policies.spec import Policy, Routing
 from xtune.sim.background import Background, Stretch
-from xtune.sim.cache import PhaseCache, Phases, makers_digest
+from xtune.sim.cache import Key, PhaseCache, Phases, Sample, makers_digest, routing_digest
 from xtune.sim.calibration import Calibration, Parameter
 from xtune.sim.loop import Step, bucket_seconds, finish_times, ready_shares, simulate, start_up_s
 from xtune.sim.network import CLEAR, SAMPLES, Network, State
@@ -46,12 +46,13 @@ from xtune.sim.workload import Wire, Workload
 WINDOWS = 8  # stretches of congestion that are compared, and one clear one
 MOST_STEPS = 20_000  # of the run whose plans are taken
 HORIZON_STEPS = 3000  # clean steps: how long windows are looked for
-BUDGET_BYTES = 16 << 32  # of all hosts together in one run: half a second or so
+BUDGET_BYTES = 16 << 32  # of all hosts together in one run: a second; sprayed or to all, several
+SIZES_PER_OCTAVE = 64  # of whole runs: a ratio is that of a size within 0.6 %
 LONGEST_NS = 60_000_000_000
 # Of whole runs. What a step is off by grows as it does: a quarter of the longest steps of cells at
 # 400 Gb/s shows three quarters of it, a twelfth of those of slower links nearly all.
 LONGEST_STEP_NS = 250
-VERSION = 4  # of what is kept: higher when this file computes something else
+VERSION = 5  # of what is kept: higher when this file computes something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,7 @@ class _Comparison:
 
     def __init__(self, policy: Policy, calibration: Calibration, cache: PhaseCache) -> None:
         self.policy, self.calibration, self.cache = policy, calibration, cache
+        self.runs = PhaseCache(cache.folder)  # whole ones
         self.workload = Workload(calibration, policy.compression)
         self.latency_s = start_up_s(calibration, self.workload.world)
         self.ready = calibration["compute_s"] * ready_shares(
@@ -260,17 +262,40 @@ class _Comparison:
         """Whole run over cells, of a phase as large as the budget allows."""
         most = self._most_bytes()
         self.cut |= size > most
-        size = min(size, most)
+        octaves = round(SIZES_PER_OCTAVE * math.log2(min(size, most))) / SIZES_PER_OCTAVE
+        size = round(2**octaves)
         key = (routing.mode, pattern, size, state, place)
         if key not in self._ratios:
             cells = Phases(self.sliced, routing, self.cache)
             at = self._place(state, place, pattern)
-            run = Phases(self.whole, routing, self.cache).run(
+            whole_s = self._whole_s(self.whole, routing, pattern, size, state, at)
+            self._ratios[key] = whole_s / cells.seconds(pattern, size, state, place)
+        return self._ratios[key]
+
+    def _whole_s(
+        self, network: Network, routing: Routing, pattern: str, size: int, state: State, at: int
+    ) -> float:
+        """Seconds of a whole run, kept beside the cells.
+
+        They are most of what a comparison takes, and policies of one routing have them in common,
+        as have processes of one folder and a measurement that is begun again.
+        """
+        key = Key(
+            network=f"{network.digest} whole {VERSION}", routing=routing_digest(routing),
+            collective=pattern, state=state, size_bin=size, sample=at,
+        )  # fmt: skip
+
+        def run() -> Sample:
+            found = Phases(network, routing, self.cache).run(
                 pattern, size, state, at, limit_ns=LONGEST_NS, longest_step_ns=LONGEST_STEP_NS
             )
-            ours = cells.seconds(pattern, size, state, place)
-            self._ratios[key] = run.phase_ns * 1e-9 / ours
-        return self._ratios[key]
+            return Sample(
+                base_bytes=size, base_s=found.phase_ns * 1e-9, s_per_byte=0.0,
+                moves=int(found.moves.sum()), reorder_bytes=int(found.reorder_bytes.max()),
+                occupancy=0.0, finished=found.finished,
+            )  # fmt: skip
+
+        return self.runs.cell(key, run).base_s
 
     def _place(self, state: State, place: int, pattern: str) -> int:
         """Where the whole run is struck: anywhere, but by traffic marked as the cell's is.
@@ -297,10 +322,8 @@ class _Comparison:
         clean = [cells.seconds("ring", payload, CLEAR, k) for k in range(SAMPLES)]
         scale = (c["collective_s"] - self.latency_s) / float(np.mean(clean))
         size = min(payload, self._most_bytes())
-        run = Phases(whole, static, self.cache).run(
-            "ring", size, CLEAR, 0, limit_ns=LONGEST_NS, longest_step_ns=LONGEST_STEP_NS
-        )
-        return scale, run.phase_ns * 1e-9 / cells.seconds("ring", size, CLEAR, 0)
+        whole_s = self._whole_s(whole, static, "ring", size, CLEAR, 0)
+        return scale, whole_s / cells.seconds("ring", size, CLEAR, 0)
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
