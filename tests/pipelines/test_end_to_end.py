@@ -37,26 +37,29 @@ def test_a_stretch_and_its_figures(tmp_path: Path) -> None:
     assert json.loads(row["evidence"])["topology"] is False
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("busy without waiting", port_rows(A, [0.0] * 10, [1.0] * 10)),
-        ("one sample alone", port_rows(A, [0, 0, 0.9, 0, 0])),
-        ("short of level 2", port_rows(A, [0.14] * 10)),
-        ("down", counters(range(10), port_xmit_wait=[77] * 10, port_xmit_data=[5] * 10)),
-        ("stuck at the top", counters(range(10), port_xmit_wait=[U32] * 10)),
-        (
-            "reset",
-            counters(range(6), port_xmit_wait=[0, 0, 0, 9 * 10**9, 9 * 10**9, 9 * 10**9],
-                     port_xmit_data=[100, 200, 300, 10, 20, 30]),
-        ),
-        ("seen once", counters([0], port_xmit_wait=[10**12])),
-    ],
-)  # fmt: skip
-def test_look_alikes_are_not_reported(
-    tmp_path: Path, name: str, rows: list[dict[str, Any]]
-) -> None:
-    assert stretches(tmp_path, rows) == []
+LOOK_ALIKES = {
+    "busy without waiting": port_rows(A, [0.0] * 10, [1.0] * 10),
+    "one sample alone": port_rows(A, [0, 0, 0.9, 0, 0]),
+    "short of level 2": port_rows(A, [0.14] * 10),
+    "down": counters(range(10), port_xmit_wait=[77] * 10, port_xmit_data=[5] * 10),
+    "stuck at the top": counters(range(10), port_xmit_wait=[U32] * 10),
+    "reset": counters(
+        range(6),
+        port_xmit_wait=[0, 0, 0, 9 * 10**9, 9 * 10**9, 9 * 10**9],
+        port_xmit_data=[100, 200, 300, 10, 20, 30],
+    ),
+    "seen once": counters([0], port_xmit_wait=[10**12]),
+}
+
+
+def test_look_alikes_are_not_reported(tmp_path: Path) -> None:
+    """Each on a port of its own, beside one that is congested."""
+    rows = port_rows(A, [0, 0.6, 0.6, 0])
+    links = {f"0x{number:016x}/1": name for number, name in enumerate(LOOK_ALIKES, start=1)}
+    for link, name in links.items():
+        rows += [{**row, "link": link} for row in LOOK_ALIKES[name]]
+    reported = [row["link"] for row in stretches(tmp_path, rows)]
+    assert [links.get(link, "congested") for link in reported] == ["congested"]
 
 
 def test_unknown_for_long_ends_a_stretch_and_says_so(tmp_path: Path) -> None:
