@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.lakes import LINE_BYTES_S, A, at
+from tests.pipelines.lakes import LINE_BYTES_S, at
 from xtune.pipelines import EpisodeRules
 from xtune.pipelines._engine import Session, connect
 from xtune.pipelines._samples import SAMPLE
@@ -29,6 +29,17 @@ VALUES = st.one_of(
 WAITS = st.lists(st.tuples(VALUES, st.integers(1, 6)), min_size=1, max_size=12).map(
     lambda runs: [value for value, count in runs for _ in range(count)]
 )
+# Ports side by side cost hardly more than one: most of a query's time is its planning.
+PORTS = st.lists(WAITS, min_size=4, max_size=8)
+# Gaps as long as the longest that is allowed and longer; single samples near each other.
+AT_LIMITS: list[Waits] = [
+    [0.3, 0.3, 0.0, 0.0, 0.0, 0.3, 0.3],
+    [0.3, 0.3, 0.0, 0.0, 0.0, 0.0, 0.3, 0.3],
+    [0.3, 0.0, 0.3, 0.0, 0.3],
+    [0.3, None, 0.3],
+    [0.3, 0.3, None, 0.0],
+    [0.3, 0.3, None, None, None, None, 0.0],
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +103,15 @@ def islands_of(levels: list[int | None]) -> list[Island]:
     return [i for i in found if i.longest >= 2 and i.last + 1 - i.first >= RULES.min_length_s]
 
 
-def load(session: Session, waits: Waits) -> None:
-    """Make ``samples`` of deltas, one second each."""
+def load(session: Session, ports: list[Waits]) -> None:
+    """Make ``samples`` of deltas of one second each, of ports ``0``, ``1`` and so on."""
+    waits = [wait for port in ports for wait in port]
     rows = 2 * len(waits)
     schema = pa.schema([("link", pa.string()), *SAMPLE, *_BEFORE])
     columns: dict[str, Any] = {f.name: pa.nulls(rows, f.type) for f in schema}
-    times = [at(second) for index in range(len(waits)) for second in (index, index + 1)]
-    columns["link"] = pa.array([A] * rows)
+    times = [at(s) for port in ports for index in range(len(port)) for s in (index, index + 1)]
+    links = [str(number) for number, port in enumerate(ports) for _ in range(2 * len(port))]
+    columns["link"] = pa.array(links)
     columns["ts"] = pa.array(times).cast(pa.timestamp("ns", tz="UTC"))
     columns["restarts"] = pa.array([True, False] * len(waits))
     columns["data_rate_bytes_s"] = pa.array([float(LINE_BYTES_S)] * rows)
@@ -111,26 +124,28 @@ def load(session: Session, waits: Waits) -> None:
     session.load("samples", pa.table(columns))
 
 
-def model_levels(session: Session, waits: Waits) -> list[int | None]:
-    load(session, waits)
+def model_levels(session: Session, ports: list[Waits]) -> list[list[int | None]]:
+    load(session, ports)
     session.create("link_levels")
-    return [row[0] for row in session.rows("SELECT level FROM link_levels ORDER BY ts")]
+    found: list[list[int | None]] = [[] for _ in ports]
+    for link, level in session.rows("SELECT link, level FROM link_levels ORDER BY link, ts"):
+        found[int(link)].append(level)
+    return found
 
 
-@given(waits=WAITS)
-@example(waits=[0.3, 0.3, None, None, None, None, 0.12, 0.12])
-@example(waits=[0.3, 0.3, None, None, None, 0.12, 0.12])
-@settings(max_examples=120, deadline=None)
-def test_levels_are_the_state_machines(session: Session, waits: Waits) -> None:
-    assert model_levels(session, waits) == levels_of(waits)
+@given(ports=PORTS)
+@example(ports=[[0.3, 0.3, None, None, None, None, 0.12, 0.12]])
+@example(ports=[[0.3, 0.3, None, None, None, 0.12, 0.12]])
+@settings(max_examples=40, deadline=None)
+def test_levels_are_the_state_machines(session: Session, ports: list[Waits]) -> None:
+    assert model_levels(session, ports) == [levels_of(waits) for waits in ports]
 
 
-@given(waits=WAITS)
-@example(waits=[0.3, 0.3, None, 0.0])
-@example(waits=[0.3, 0.3, None, None, None, None, 0.0])
-@settings(max_examples=80, deadline=None)
-def test_stretches_are_gaps_and_islands(session: Session, waits: Waits) -> None:
-    levels = model_levels(session, waits)
+@given(ports=PORTS)
+@example(ports=AT_LIMITS)
+@settings(max_examples=25, deadline=None)
+def test_stretches_are_gaps_and_islands(session: Session, ports: list[Waits]) -> None:
+    levels = model_levels(session, ports)
     session.create("link_runs")
     session.execute("CREATE OR REPLACE TEMP VIEW runs AS FROM link_runs")
     session.execute(
@@ -139,8 +154,12 @@ def test_stretches_are_gaps_and_islands(session: Session, waits: Waits) -> None:
     )
     session.create("link_stretches")
     rows = session.rows(
-        "SELECT start_ns, end_ns, samples, end_unknown FROM link_stretches WHERE kind = 'wait'"
-        " ORDER BY start_ns"
+        "SELECT link, start_ns, end_ns, samples, end_unknown FROM link_stretches"
+        " WHERE kind = 'wait' ORDER BY link, start_ns"
     )
-    expected = [(at(i.first), at(i.last + 1), i.count, i.end_unknown) for i in islands_of(levels)]
+    expected = [
+        (str(port), at(i.first), at(i.last + 1), i.count, i.end_unknown)
+        for port, found in enumerate(levels)
+        for i in islands_of(found)
+    ]
     assert rows == expected
