@@ -187,8 +187,8 @@ def test_names_inside_files_are_text_and_nothing_else(tmp_path: Path) -> None:
                for p in outside)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["-it's %s;$(id) *[a]?", "new\nline\x1b[2Jé\u202e"])
-def test_a_lake_of_a_hostile_name(name: str, tmp_path: Path) -> None:
+def test_a_lake_of_a_hostile_name(tmp_path: Path) -> None:
+    name = "-it's %s;$(id) *[a]?new\nline\x1b[2Jé\u202e"
     (tmp_path / "a.jsonl").write_bytes(STEPS)
     lake = tmp_path / name
     xtune("collect", "a.jsonl", "--lake", lake, cwd=tmp_path)
@@ -261,7 +261,7 @@ def test_a_gzip_bomb_is_one_reject_that_says_what_to_do(tmp_path: Path) -> None:
     begun = SEEDS["decisions"].inputs[0]
     with gzip.open(tmp_path / "bomb.gz", "wb", 9) as file:
         file.write(begun)
-        for _ in range(400):
+        for _ in range(300):
             file.write(bytes(1 << 20))
     assert (tmp_path / "bomb.gz").stat().st_size < 1 << 20
     found = collected(tmp_path, tmp_path / "bomb.gz")["bomb.gz"]
