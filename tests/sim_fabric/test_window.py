@@ -177,6 +177,25 @@ def test_a_pause_that_takes_time_lasts_longer_by_hand() -> None:
         assert lasted == pytest.approx(by_hand, rel=0.06)
 
 
+@pytest.mark.parametrize(("signal_ns", "both_ways"), [(None, 0), (0, 1_000), (500, 2_000)])
+def test_a_pause_and_its_end_take_their_ways_to_the_step(
+    signal_ns: int | None, both_ways: int
+) -> None:
+    """What a switch asks for and what its port does differ for so long, in all of a pause."""
+    state = State(
+        LeafSpine(4, 2, 1), build_flows([0, 1], [2, 3], 4_000_000),
+        routing=Routing(mode="static"), dt_ns=50, seed=0,
+        pfc=Backpressure(signal_ns=signal_ns), limit_ns=10**8,
+    )  # fmt: skip
+    differ = 0
+    for _ in steps(state):
+        differ += state.asked[0] != state.paused[0]
+        if state.pauses[0] == 1 and not (state.asked[0] or state.paused[0]):
+            break
+    assert state.pauses[0] == 1
+    assert differ * 50 == both_ways
+
+
 @pytest.mark.parametrize("dt_ns", [100, 500, 1000, 1999])
 def test_a_fabric_with_slow_pauses_neither_loses_bytes_nor_stands_still(dt_ns: int) -> None:
     fabric = LeafSpine.square(16)
