@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from xtune.policies.spec import Routing
 from xtune.sim import _buffers, _window
 from xtune.sim import _extras as x
+from xtune.sim import _layout as k
 from xtune.sim._state import State
 from xtune.sim.congestion import Nscc
 from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
@@ -407,3 +408,14 @@ def test_packets_are_marked_between_two_queues(backlog: int, share: float) -> No
     assert state.extras.queue[3, x.PACKETS] == packets
     marked = state.extras.queue[3, x.MARKED] / packets
     assert marked == pytest.approx(share, abs=4 * (share * (1 - share) / packets) ** 0.5)
+
+
+def test_the_parts_of_a_fragment_share_its_marks() -> None:
+    ex = sending(Nscc.for_path(RTT, 400.0)).extras
+    columns = [x.OFFSET, x.MARKS, x.SENT_AT, x.ASKS]
+    ex.notes[2, columns], ex.notes[5, x.ASKS] = [70_000, 3, 900, 1], 1
+    _buffers.split_note.py_func(
+        ex, 2 * k.NODE_SIZE, 5 * k.NODE_SIZE, 2 * PACKET_BYTES, 4 * PACKET_BYTES
+    )
+    assert list(ex.notes[5, columns]) == [70_000, 1, 900, 0]  # the first half, rounded down
+    assert list(ex.notes[2, columns]) == [70_000 + 2 * PACKET_BYTES, 2, 900, 1]

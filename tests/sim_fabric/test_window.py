@@ -87,6 +87,14 @@ def test_the_packet_that_fills_a_window_asks_for_its_acknowledgement() -> None:
     np.testing.assert_array_equal(ex.notes[ex.notes[:, x.ASKS] == 1, x.OFFSET], [37_500])
 
 
+@pytest.mark.parametrize(("size", "asks"), [(12_000, 1), (13_000, 0)])
+def test_so_does_the_last_of_a_flow(size: int, asks: int) -> None:
+    # A step of 12,500 B.
+    state = under(NSCC, LeafSpine(2, 1, 1), build_flows([0], [1], size))
+    next(steps(state))
+    assert state.extras.notes[0, x.ASKS] == asks
+
+
 @pytest.mark.parametrize("buffer", [None, TRIM])
 def test_what_is_not_acknowledged_stays_within_the_largest_window(
     buffer: SharedBuffer | None,
