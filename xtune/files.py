@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
@@ -13,6 +14,21 @@ def cache_folder(name: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return root / "xtune" / name
+
+
+def writable_cache_folder(name: str) -> Path:
+    """That folder, made where it is not.
+
+    Raises:
+        OSError: Nothing can be written there, or no home folder is known.
+    """
+    try:
+        folder = cache_folder(name)
+    except RuntimeError as error:  # neither a variable nor the system names a home
+        raise OSError(f"no folder for caches: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
 
 
 def fsync(path: Path) -> None:

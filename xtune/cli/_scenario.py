@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from xtune.cli._common import share
 from xtune.console import emit_json, note, progress, say, table
-from xtune.files import cache_folder
+from xtune.files import writable_cache_folder
 
 if TYPE_CHECKING:
     from xtune.policies.spec import Policy
@@ -36,15 +39,42 @@ def run_named(name: str, policy: Policy, options: Options, workers: int, *, json
 
     chosen = scenario(name)
     runs = len(policies_of(policy)) * options.seeds
-    with progress(name, runs) as update, open_executor("local", workers) as executor:
+    with (
+        _phases() as folder,
+        progress(name, runs) as update,
+        open_executor("local", workers) as executor,
+    ):
         found = run_scenario(
             chosen, policy, seeds=options.all_seeds, iterations=options.iterations,
-            executor=executor, cache_dir=cache_folder("phases"), progress=update,
+            executor=executor, cache_dir=folder, progress=update,
         )  # fmt: skip
     if json:
         emit_json(found)
     else:
         show(found)
+
+
+@contextmanager
+def _phases() -> Iterator[Path | None]:
+    """Folder that sampled phases are kept in.
+
+    Where the user's cannot be written, one for this run, since its processes share them; where
+    there is none either, memory (None).
+    """
+    try:
+        kept = writable_cache_folder("phases")
+    except OSError as error:
+        note(f"sampled phases are kept for this run alone: {error}")
+    else:
+        yield kept
+        return
+    try:
+        passing = TemporaryDirectory(prefix="xtune-phases-")
+    except OSError:
+        yield None
+        return
+    with passing as folder:
+        yield Path(folder)
 
 
 def show(found: dict[str, Any]) -> None:

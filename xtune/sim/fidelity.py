@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from xtune.files import cache_folder, write_atomically
+from xtune.console import note
+from xtune.files import writable_cache_folder, write_atomically
 from xtune.policies.plan import Plan
 from xtune.policies.presets import PRESETS, preset
 from xtune.policies.spec import Policy, Routing
@@ -345,7 +346,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.scenario:
         calibration = scenario(given.scenario).calibration
-        cache = PhaseCache(cache_folder("phases"))
+        try:
+            cache = PhaseCache(writable_cache_folder("phases"))
+        except OSError as error:
+            note(f"sampled phases are kept in memory alone: {error}")
+            cache = PhaseCache()
     else:
         files = (given.lake / "calibrations").glob("*.json")
         newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.name), default=None)
