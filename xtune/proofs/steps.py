@@ -1,9 +1,9 @@
 """What the steps of sampled phases are off by, beside much shorter ones.
 
 ``python -m xtune.proofs.steps [--places 8]``: all-to-alls of 8 hosts below 4 leaves, from 4 KiB to
-1 MB a flow, clear and with a port 2.8 times slower, each in the steps of a cell and in an eighth of
-them. Where a way of routing decides by chance, or by readings, other steps draw other paths: the
-error of a mean says how much of a figure is that.
+1 MB a flow, clear and with a port 2.8 times slower, each in the steps of a cell and in an eighth
+of them. Where a way of routing decides by chance, or by readings, other steps draw other paths:
+the error of a mean says how much of a figure is that.
 """
 
 from __future__ import annotations
