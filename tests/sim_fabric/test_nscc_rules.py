@@ -402,12 +402,16 @@ def test_gains_are_those_of_12_us_at_100_gbps(times: int) -> None:
 def test_packets_are_marked_between_two_queues(backlog: int, share: float) -> None:
     nscc = Nscc(rtt_ns=RTT, gbps=400.0, target_ns=TARGET, kmin_bytes=40_000, kmax_bytes=80_000)
     state, packets = sending(nscc), 4_000
-    _buffers.draw_marks.py_func(
-        state.cfg, state.extras, state.rng, backlog, 3, 0, packets * PACKET_BYTES
-    )
-    assert state.extras.queue[3, x.PACKETS] == packets
-    marked = state.extras.queue[3, x.MARKED] / packets
-    assert marked == pytest.approx(share, abs=4 * (share * (1 - share) / packets) ** 0.5)
+    ex, counted = state.extras, state.extras.queue[3]
+    counted[x.PART] = 1_000  # of a packet, came before
+    size = packets * PACKET_BYTES - 900
+    _buffers.draw_marks.py_func(state.cfg, ex, state.rng, backlog, 3, 2 * k.NODE_SIZE, size)
+    assert (counted[x.PACKETS], counted[x.PART]) == (packets, 100)
+    marked = counted[x.MARKED]
+    assert counted[x.MARKED_BYTES] == marked * PACKET_BYTES
+    assert ex.notes[2, x.MARKS] == marked
+    chance = 4 * (share * (1 - share) / packets) ** 0.5
+    assert marked / packets == pytest.approx(share, abs=chance)
 
 
 def test_the_parts_of_a_fragment_share_its_marks() -> None:
