@@ -6,6 +6,7 @@ call with a message of some 50 bytes.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -17,12 +18,14 @@ from .._netlink import aligned, attributes  # noqa: TID252 - exported under anot
 from .base import Refused
 from .watcher import ANSWER_S, ERROR
 
-NEW_ROUTE, GET_ROUTE = 24, 26
+NEW_ROUTE, DELETE_ROUTE, GET_ROUTE = 24, 25, 26
 NEW_NEXTHOP, DELETE_NEXTHOP, GET_NEXTHOP = 104, 105, 106
 REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
 _REQUEST, _ACKNOWLEDGE, _DUMP = 0x1, 0x4, 0x300
 _CAPPED, _HAS_ATTRIBUTES = 0x100, 0x200
 _DONE = 3
+_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR: what was told so far is of several states
+_MOST_DUMPS = 20
 _SOL_NETLINK, _EXTENDED_ERRORS = 270, 11
 _TEXT_OF_ERROR = 1
 
@@ -38,7 +41,7 @@ _RTA_CACHEINFO = 12
 _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
 _PATH_OF_ROUTE = {RTA_OIF, RTA_GATEWAY, 9, 18, 21, 22}  # MULTIPATH, VIA, ENCAP_TYPE, ENCAP
 _CLONED, _ONLINK = 0x200, 0x4
-_MAIN_TABLE, _STATIC, _UNICAST = 254, 4, 1
+_MAIN_TABLE, _STATIC, _UNICAST, _ANY_SCOPE = 254, 4, 1, 255
 _KINDS = {1: "unicast", 6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}
 _METRIC_OF_IPV6 = 1024  # IP6_RT_PRIO_USER: what the kernel makes of 0
 _UDP = 17
@@ -160,6 +163,17 @@ class Route:
         kept = [(k, v) for k, v in self.tail if k not in drop]
         return self._new(head, [*kept, (RTA_NH_ID, struct.pack("=I", number))], REPLACE)
 
+    def with_metric(self, metric: int) -> Route:
+        """The same route with another metric, beside which both may be there."""
+        tail = [(kind, value) for kind, value in self.tail if kind != RTA_PRIORITY]
+        return Route(self.head, (*tail, (RTA_PRIORITY, struct.pack("=I", metric))))
+
+    def deleted(self) -> bytes:
+        """A request that deletes the route of its destination and metric, whatever its path."""
+        head = struct.pack("=BBBBBBBBI", *self.head[:2], 0, 0, self.head[4], 0, _ANY_SCOPE, 0, 0)
+        kept = [(k, v) for k, v in self.tail if k in (RTA_DST, RTA_PRIORITY)]
+        return message(DELETE_ROUTE, 0, head + b"".join(attribute(k, v) for k, v in kept))
+
     def _new(self, head: bytes, tail: Sequence[tuple[int, bytes]], where: int) -> bytes:
         flags = struct.unpack("=I", head[8:12])[0] & _ONLINK
         body = head[:8] + struct.pack("=I", flags) + b"".join(attribute(k, v) for k, v in tail)
@@ -209,11 +223,10 @@ class Netlink:
         Of any kind, but for packets of any type of service alone.
         """
         body = struct.pack("=BBBBBBBBI", family(destination), 0, 0, 0, 0, 0, 0, 0, 0)
-        self._socket.send(message(GET_ROUTE, _DUMP, body))
         wanted = (destination.prefixlen, 0, _MAIN_TABLE)
         any_address = bytes(len(destination.network_address.packed))
         found = []
-        for _, data in list(self._answers()):
+        for data in self._dump(message(GET_ROUTE, _DUMP, body)):
             route = Route(data[:12], tuple(attributes(data[12:])))
             flags = struct.unpack("=I", data[8:12])[0]
             address = route.value(RTA_DST) or any_address
@@ -231,9 +244,9 @@ class Netlink:
         Raises:
             Refused: The kernel has none.
         """
-        self._socket.send(message(GET_NEXTHOP, _DUMP, struct.pack("=BBBBI", 0, 0, 0, 0, 0)))
         found = set()
-        for _, data in list(self._answers()):
+        body = struct.pack("=BBBBI", 0, 0, 0, 0, 0)
+        for data in self._dump(message(GET_NEXTHOP, _DUMP, body)):
             values = dict(attributes(data[8:]))
             found.add(struct.unpack("=I", values[NHA_ID])[0])
         return found
@@ -243,10 +256,10 @@ class Netlink:
         body = struct.pack("=BBBBI", 0, 0, 0, 0, 0) + attribute(NHA_ID, struct.pack("=I", number))
         self._socket.send(message(GET_NEXTHOP, 0, body))
         try:
-            (answer,) = list(self._answers(until_acknowledged=True))
+            (answer,) = self._answers(until_acknowledged=True)
         except Refused:
             return None
-        packed = dict(attributes(answer[1][8:])).get(NHA_GROUP, b"")
+        packed = dict(attributes(answer[2][8:])).get(NHA_GROUP, b"")
         return [member[0] for member in struct.iter_unpack("=IBBH", packed)]
 
     def path_of(
@@ -267,11 +280,25 @@ class Netlink:
         body += attribute(_RTA_SPORT, struct.pack("!H", source_port))
         body += attribute(_RTA_DPORT, struct.pack("!H", port))
         self._socket.send(message(GET_ROUTE, 0, body))
-        (answer,) = list(self._answers(until_acknowledged=True))
-        return Route(answer[1][:12], tuple(attributes(answer[1][12:])))
+        (answer,) = self._answers(until_acknowledged=True)
+        return Route(answer[2][:12], tuple(attributes(answer[2][12:])))
 
-    def _answers(self, *, until_acknowledged: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Kind and body of each answer, to the end of a dump or to the acknowledgement."""
+    def _dump(self, request: bytes) -> list[bytes]:
+        """All entries of a table as of one moment; asked again where it changed meanwhile.
+
+        Raises:
+            Refused: The kernel has no such table.
+            OSError: No answer, or it changed each time.
+        """
+        for _ in range(_MOST_DUMPS):
+            self._socket.send(request)
+            answers = list(self._answers())
+            if not any(flags & _INTERRUPTED for _, flags, _ in answers):
+                return [body for kind, _, body in answers if kind != _DONE]
+        raise OSError(errno.EBUSY, "the kernel's tables change while they are read")
+
+    def _answers(self, *, until_acknowledged: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """Kind, flags and body of each answer, to a dump's end itself or the acknowledgement."""
         while True:
             data = self._socket.recv(1 << 18)
             at = 0
@@ -283,10 +310,10 @@ class Netlink:
                     _raise(body, flags)
                     if until_acknowledged:
                         return
-                elif kind == _DONE:
+                    continue
+                yield kind, flags, body
+                if kind == _DONE:
                     return
-                else:
-                    yield kind, body
 
 
 def _raise(body: bytes, flags: int) -> None:
