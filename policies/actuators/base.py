@@ -72,7 +72,8 @@ class Actuator(ABC):
 
         Raises:
             ValueError: A wrong number of shares, a negative or unknown one, or none above 0.
-            Refused: The system did not take it; what was applied before still holds.
+            Refused: The system did not take it; what was applied before still holds, as far as
+                `renew` says so.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,12 +36,16 @@ class Lease:
     Args:
         steps: What undoes the change; must do no harm where it was not made.
         lease_s: How long the owner may be silent.
+        claim: Kept open by the watcher as well, so that whoever waits for it to be closed waits
+            for the undoing, too.
 
     Raises:
         Refused: The watcher did not start.
     """
 
-    def __init__(self, steps: Sequence[Step], lease_s: float) -> None:
+    def __init__(
+        self, steps: Sequence[Step], lease_s: float, claim: socket.socket | None = None
+    ) -> None:
         self._steps = list(steps)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_WATCHER)],
@@ -48,6 +53,7 @@ class Lease:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            pass_fds=() if claim is None else (claim.fileno(),),
             start_new_session=True,  # a signal to the job's process group is not for the watcher
             bufsize=0,
         )
@@ -78,18 +84,22 @@ class Lease:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self._in.write(b".")
 
-    def undo(self) -> list[str]:
+    def undo(self, steps: Sequence[Step] | None = None, *, again: bool = False) -> list[str]:
         """Undo in this process, then send the watcher away.
 
         Does nothing where the watcher has done it: what was changed since is somebody else's.
 
+        Args:
+            steps: Instead of those that the watcher knows.
+            again: Also where the watcher has done it: the owner made the change once more.
+
         Returns:
             What did not work, in words.
         """
-        if self._process.poll() == 0:
+        if self._process.poll() == 0 and not again:
             self._end(kill=False)
             return []
-        failed = carry_out(self._steps)
+        failed = carry_out(self._steps if steps is None else steps)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self._in.write(b"q")
         self._end(kill=False)

@@ -52,7 +52,9 @@ class NexthopGroup(Actuator):
     group of them, and sends the destination's route through it; the route's metric and source
     address stay. Where the hash ignores ports, that is changed for the namespace as well. A link
     that goes down takes its nexthop with it, the last one the group and the route; the next
-    `apply` makes again what is missing, once the links of the paths with a share are up.
+    `apply` makes again what is missing, once the links of the paths with a share are up. A route
+    that others put in its place is the one to put back from then on; where they withdraw such a
+    later one, it is not put back.
 
     Args:
         destination: Network in CIDR notation; the preferred route of the main table to exactly it
@@ -107,6 +109,10 @@ class NexthopGroup(Actuator):
         self.expired = 0
         self._buckets, self._idle_s = buckets, idle_s
         self._clock = clock
+        self._applied = False  # shares, and not undone since
+        self._first: set[bytes] | None = None  # requests that put back what there was at first
+        self._adopted = False  # the route to put back is not one of those
+        self._made = False  # all of it, as far as is known
         self._lease: Lease | None = None
         self._policy_lease: Lease | None = None  # where the policy was changed later on
         self._restores_policy = False
@@ -141,18 +147,22 @@ class NexthopGroup(Actuator):
     def apply(self, shares: Sequence[float]) -> None:
         """See `Actuator.apply`; a share is met to about one part in 256 of the largest."""
         weights = weights_of(checked(shares, len(self._paths)))
-        if not all(lease.alive for lease in self._leases()):
+        if not self._is_watched():
             self.expired += 1
-            self.undo()
+            self._undo()
         with _kernel() as kernel:
-            if self._lease is not None and self._is_routed(kernel) is False:
-                self.undo()  # which leaves the other route, the one to put back from now on
-            if self._lease is None:
-                self._set_up(kernel, weights)
-            else:
+            if self._lease is not None:
+                self._give_way(kernel)
+            if self._lease is not None:
                 for lease in self._leases():
                     lease.renew()
                 self._change(kernel, weights)
+            if not self._is_watched():  # the watcher ended before it heard of that
+                self.expired += 1
+                self._undo()
+            if self._lease is None:
+                self._set_up(kernel, weights)
+        self._applied = True
         self._in_use = {n for n, w in zip(self._members, weights, strict=True) if w}
         self._holds, self._look_s = True, self._clock() + LOOK_S
 
@@ -162,7 +172,17 @@ class NexthopGroup(Actuator):
         Raises:
             Refused: The kernel did not take a step; the others were done.
         """
-        failed = [step for lease in self._leases() for step in lease.undo()]
+        self._applied, self._first = False, None
+        self._undo()
+
+    def _undo(self) -> None:
+        failed = []
+        if self._lease is not None:
+            there, withdrawn = self._found()
+            steps = self._undoing(existed=False) if withdrawn else None
+            failed = self._lease.undo(steps, again=there)
+            if self._policy_lease is not None:
+                failed += self._policy_lease.undo(again=there)
         self._lease = self._policy_lease = None
         if self._claim is not None:
             self._claim.close()
@@ -174,14 +194,14 @@ class NexthopGroup(Actuator):
         """See `Actuator.renew`; asks the kernel each `LOOK_S` whether it has it still."""
         leases = self._leases()
         if not leases:
-            return True
+            return not self._applied  # False: undone to be set up again, which then failed
         for lease in leases:
             lease.renew()
         now_s = self._clock()
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_S
             self._holds = self._holds and self._is_there()
-        return self._holds and all(lease.alive for lease in leases)
+        return self._holds and self._is_watched()
 
     def path_of(
         self, source_port: int, *, port: int = 4791, source: str | None = None
@@ -212,14 +232,32 @@ class NexthopGroup(Actuator):
             *self._members, self._group = _free_numbers(kernel.nexthops(), len(self._paths) + 1)
             found = kernel.routes(self._destination)
             self._route = self._replaceable(found)
+            first = {route.restored() for route in found} if self._first is None else self._first
+            self._adopted = bool(found) and self._route.restored() not in first
             self._restores_policy = self._ignores_ports()
             assert self.lease_s is not None
-            self._lease = Lease(self._undoing(existed=bool(found)), self.lease_s)
+            steps = self._undoing(existed=bool(found))
+            self._lease = Lease(steps, self.lease_s, self._claim)
             self._make(kernel, weights)
+            self._first = first
         except (Refused, OSError):
             with contextlib.suppress(Refused):  # what was refused first is what to tell
-                self.undo()
+                self._undo()
             raise
+
+    def _give_way(self, kernel: Netlink) -> None:
+        """Undo where others took or withdrew the route: what they left is what to begin with.
+
+        Raises:
+            Refused: That cannot be replaced; all stays as it is.
+        """
+        routed = self._is_routed(kernel)
+        if routed is False:
+            self._holds = False
+            self._replaceable(kernel.routes(self._destination))
+            self._undo()
+        elif routed is None and self._found()[1]:
+            self._undo()
 
     def _change(self, kernel: Netlink, weights: list[int]) -> None:
         if self._holds and not self._ignores_ports() and self._is_routed(kernel):
@@ -231,6 +269,7 @@ class NexthopGroup(Actuator):
 
     def _make(self, kernel: Netlink, weights: list[int]) -> None:
         """Whatever is missing of what the weights need; a path without a share needs nothing."""
+        self._made = False
         paths = zip(self._members, weights, self._gateways, self._paths, strict=True)
         for number, weight, gateway, path in paths:
             if weight and kernel.members(number) is None:
@@ -241,6 +280,7 @@ class NexthopGroup(Actuator):
         if self._ignores_ports():
             self._hash_by_ports()
         kernel.request(self._route.through(self._group))
+        self._made = True
 
     def _replaceable(self, found: Sequence[Route]) -> Route:
         """The preferred of the routes that were found, a new one where there is none.
@@ -275,28 +315,54 @@ class NexthopGroup(Actuator):
         except OSError:  # no answer says nothing
             return True
 
+    def _found(self) -> tuple[bool, bool]:
+        """Whether the group is there, and whether its route was withdrawn by who brought it.
+
+        A group without its route has lost it to somebody: the kernel takes it with the group. A
+        route that was there at the first `apply` is put back all the same.
+        """
+        try:
+            with _kernel() as kernel:
+                there = kernel.members(self._group) is not None
+                routes = kernel.routes(self._destination)
+        except OSError:
+            return False, False
+        gone = not any(route.is_through(self._group) for route in routes)
+        return there, there and gone and self._made and self._adopted
+
+    def _is_watched(self) -> bool:
+        return all(lease.alive for lease in self._leases())
+
     def _claimed(self) -> socket.socket:
         """A name that the kernel keeps once for each network namespace, while this process lives.
 
-        Two for one destination would put back each other's routes.
+        Two for one destination would put back each other's routes. The watcher keeps it too: who
+        comes after a killed one begins when the route is back.
         """
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0xtune nexthop group {self._destination}")
         except OSError:
             claim.close()
-            raise Refused(f"{self.name}: another one has {self._destination} already") from None
+            raise Refused(
+                f"{self.name}: another one has {self._destination} already, or is being undone"
+            ) from None
         return claim
 
     def _undoing(self, *, existed: bool) -> list[Step]:
         """Steps that put back what was there, and leave alone what is somebody else's by then.
 
-        With the group goes the route as long as it is through the group, and no other route.
+        With the group goes the route as long as it is through the group, and no other route. So
+        that packets have one all the time, the old one stands by meanwhile with a metric that is
+        worse than usual ones, and by chance nobody else's.
         """
+        spare = self._route.with_metric(self._group)
         steps: list[Step] = [{"netlink": netlink.delete_nexthop(self._group).hex()}]
         if existed:
             what = f"the route to {self._destination}"
+            steps.insert(0, {"netlink": spare.restored().hex(), "optional": what})
             steps.append({"netlink": self._route.restored().hex(), "what": what})
+            steps.append({"netlink": spare.deleted().hex()})
         steps += [{"netlink": netlink.delete_nexthop(n).hex()} for n in self._members]
         return [*steps, self._policy_step()] if self._restores_policy else steps
 
@@ -310,7 +376,7 @@ class NexthopGroup(Actuator):
         """Also where another group changed the policy first, and put it back at its end."""
         if not self._restores_policy:
             assert self.lease_s is not None
-            self._policy_lease = Lease([self._policy_step()], self.lease_s)
+            self._policy_lease = Lease([self._policy_step()], self.lease_s, self._claim)
             self._restores_policy = True
         self._policy_file().write_text(f"{_BY_PORTS}\n", encoding="ascii")
 

@@ -24,7 +24,8 @@ ERROR = 2  # NLMSG_ERROR, also the acknowledgement
 # What is to be deleted is not there, or somebody put another route where ours was: as wanted.
 SETTLED = (errno.ENOENT, errno.ESRCH, errno.EEXIST)
 
-# {"netlink": hexadecimal message, "what": its words} or {"file": path, "text": contents}
+# {"netlink": hexadecimal message, "what": its words} or {"file": path, "text": contents}; with
+# "optional" it is no failure where it cannot be done.
 Step = dict[str, str]
 
 
@@ -46,7 +47,7 @@ def carry_out(steps: Sequence[Step]) -> list[str]:
                 with open(step["file"], "w", encoding="ascii") as file:
                     file.write(step["text"])
         except OSError as error:
-            if error.errno not in SETTLED:
+            if error.errno not in SETTLED and "optional" not in step:
                 what = step.get("what") or step.get("file", "netlink")
                 failed.append(f"{what}: {error.strerror or error}")
     return failed
