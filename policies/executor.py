@@ -204,6 +204,8 @@ class Executor:
             actuator.apply(shares)
         except Exception as error:  # an actuator must not stop who sends
             self.refused += 1
+            if not isinstance(error, Refused):
+                lane.shares = None  # half of it may be done
             lane.retry_ns = now_ns + RETRY_NS
             self._say(actuator, f"{actuator.name} does not move traffic", error)
             return False

@@ -220,6 +220,27 @@ def test_shares_that_were_lost_are_not_in_force_and_are_set_up_again() -> None:
     assert executor.turn(RETRY_NS + 2) == 0
 
 
+@pytest.mark.parametrize(("error", "left"), [(Refused, [1.0, 0.0]), (OSError, None)])
+def test_a_refusal_leaves_the_shares_in_force_and_a_failure_nobody_knows_what(
+    error: type[Exception], left: list[float] | None
+) -> None:
+    router = a_router()
+    feed, actuator = Readings(router), Simulated([0.5, 0.5])
+    executor = Executor(router, [feed], {FLOW: actuator})
+    executor.turn(0)
+
+    def fails(shares: Sequence[float]) -> None:
+        raise error("not now")
+
+    apply, actuator.apply = actuator.apply, fails  # type: ignore[method-assign]
+    feed.waiting = [("one", 0.9, 1), ("two", 0.1, 1)]
+    assert executor.turn(1) == 0 and executor.shares(FLOW) == left
+    actuator.apply = apply  # type: ignore[method-assign]
+    feed.waiting = [("one", 0.1, 2), ("two", 0.1, 2)]  # as it was before
+    executor.turn(RETRY_NS + 1)
+    assert executor.shares(FLOW) == [1.0, 0.0]
+
+
 def test_what_cannot_be_executed_is_refused_at_once() -> None:
     router = a_router()
     feed = Readings(router)
