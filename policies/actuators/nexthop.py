@@ -246,17 +246,9 @@ class NexthopGroup(Actuator):
             raise
 
     def _give_way(self, kernel: Netlink) -> None:
-        """Undo where others took or withdrew the route: what they left is what to begin with.
-
-        Raises:
-            Refused: That cannot be replaced; all stays as it is.
-        """
+        """Undo where others took or withdrew the route: what they left is what to begin with."""
         routed = self._is_routed(kernel)
-        if routed is False:
-            self._holds = False
-            self._replaceable(kernel.routes(self._destination))
-            self._undo()
-        elif routed is None and self._found()[1]:
+        if routed is False or (routed is None and self._found()[1]):
             self._undo()
 
     def _change(self, kernel: Netlink, weights: list[int]) -> None:
