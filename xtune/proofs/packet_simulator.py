@@ -33,7 +33,13 @@ from xtune.errors import XtuneError
 from xtune.policies.spec import Routing
 from xtune.sim.bounds import way_ns
 from xtune.sim.congestion import Nscc, SharedBuffer
-from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
+from xtune.sim.fabric import (
+    PACKET_BYTES,
+    XOFF_PACKETS,
+    XON_PACKETS,
+    Backpressure,
+    LeafSpine,
+)
 from xtune.sim.flows import (
     Flows,
     all_to_all,
@@ -143,8 +149,14 @@ def conditions(scheme: str, fabric: LeafSpine) -> dict[str, Any]:
     if not scheme.startswith("uec"):
         bands = [round(share * LOSSLESS_PACKETS * PACKET_BYTES) for share in (0.05, 0.1, 0.2)]
         by_queue = scheme == "roce_ar_queue10us"
+        # Of payload: its switches count headers, and their limits are packets without.
+        share = PACKET_BYTES * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
         return {
-            "pfc": Backpressure(signal_ns=fabric.link_latency_ns),
+            "pfc": Backpressure(
+                signal_ns=fabric.link_latency_ns,
+                xoff_bytes=round(XOFF_PACKETS * share),
+                xon_bytes=round(XON_PACKETS * share),
+            ),
             "in_order": by_queue,
             "queue_bands": bands if by_queue else (),
         }

@@ -57,13 +57,59 @@ def _send_again(cfg, ends, flow_u, flow_i, active, counts, f, size):  # type: ig
 
 
 @numba.njit
-def _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f):  # type: ignore[no-untyped-def]
-    """Start again from the first byte that was not taken."""
-    taken = flow_i[f, k.DELIVERED]
+def _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f, taken):  # type: ignore[no-untyped-def]
+    """Start again from the first byte that was not taken, as far as the sender knows."""
     back = flow_i[f, k.SIZE] - taken - flow_i[f, k.TO_SEND]
     if back > 0:  # else it has gone back that far already
         ex.flow[f, x.OWED] = ex.flow[f, x.FURTHEST] - taken
         _send_again(cfg, ends, flow_u, flow_i, active, counts, f, back)
+
+
+@numba.njit
+def _way_back_steps(cfg, queued, rate, ends, lane, f):  # type: ignore[no-untyped-def]
+    """Steps that a refusal waits in the queues of one way back, as data does.
+
+    Of a leaf-spine; of another fabric the port of the sender's leaf alone is known.
+    """
+    at, out = lane * cfg[k.PORTS], cfg[k.PORTS] - cfg[k.HOSTS] + np.int64(ends[f, k.SRC])
+    steps = queued[at + out] // max(1, rate[out])
+    spines, leaves = cfg[k.SPINES], cfg[k.LEAVES]
+    near, there = np.int64(ends[f, k.DST_LEAF]), np.int64(ends[f, k.SRC_LEAF])
+    if spines > 0 and near != there:
+        spine = ((np.int64(f) * 2_654_435_761) >> 16) % spines  # its hash, drawn once
+        up = cfg[k.HOSTS] + near * spines + spine
+        down = cfg[k.HOSTS] + leaves * spines + spine * leaves + there
+        steps += queued[at + up] // max(1, rate[up]) + queued[at + down] // max(1, rate[down])
+    return steps
+
+
+@numba.njit
+def _tell_refused(cfg, ex, queued, rate, ends, flow_u, flow_i, f):  # type: ignore[no-untyped-def]
+    """A receiver refuses bytes beyond a gap, and tells of all: it cannot know what made it."""
+    flow, step = ex.flow, cfg[k.STEP]
+    waits = _way_back_steps(cfg, queued, rate, ends, np.int64(flow_u[f, k.LANE]), f)
+    due = step + min(flow[f, x.BACK] + waits, len(ex.notices) - 1)
+    due = max(due, flow[f, x.TOLD])  # one way, first come
+    flow[f, x.TOLD], flow[f, x.LATER] = due, flow_i[f, k.DELIVERED] + 1
+    if flow[f, x.LOST] == 0:
+        flow[f, x.LOST] = flow[f, x.LATER]
+        _await(cfg, ex, ex.notices, x.NOTICE, f, due)
+
+
+@numba.njit
+def _hear_refused(cfg, ends, flow_u, flow_i, active, counts, ex, f):  # type: ignore[no-untyped-def]
+    """The sender hears of refused bytes, and in each step until the last refusal is heard.
+
+    What they say lies evenly between the one heard now and the last.
+    """
+    flow, step = ex.flow, cfg[k.STEP]
+    _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f, flow[f, x.LOST] - 1)
+    left = flow[f, x.TOLD] - step
+    if left <= 0:
+        flow[f, x.LOST] = 0
+        return
+    flow[f, x.LOST] += (flow[f, x.LATER] - flow[f, x.LOST]) // left
+    _await(cfg, ex, ex.notices, x.NOTICE, f, step + 1)
 
 
 @numba.njit
@@ -94,9 +140,14 @@ def begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex):  # type: ig
                 _await(cfg, ex, ex.notices, x.NOTICE, f, _window.next_loss(ex, f, step))
             f = following
             continue
+        if ex.cfg[x.GO_BACK_N] == 1 and ex.cfg[x.LOSSY] == 0:
+            _hear_refused(cfg, ends, flow_u, flow_i, active, counts, ex, f)
+            f = following
+            continue
         lost, flow[f, x.LOST] = flow[f, x.LOST], 0
         if ex.cfg[x.GO_BACK_N] == 1:
-            _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f)
+            taken = flow_i[f, k.DELIVERED]
+            _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f, taken)
         else:
             flow[f, x.OWED] += lost
             _send_again(cfg, ends, flow_u, flow_i, active, counts, f, lost)
@@ -111,7 +162,8 @@ def begin_step(cfg, rate, ends, flow_u, flow_i, active, counts, ex):  # type: ig
         cfg[k.ON_WHEEL] -= 1
         if flow_i[f, k.DELIVERED] < flow_i[f, k.SIZE]:
             if flow[f, x.HEARD_AT] + ex.cfg[x.TIMEOUT_STEPS] <= step:
-                _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f)
+                taken = flow_i[f, k.DELIVERED]
+                _go_back(cfg, ends, flow_u, flow_i, active, counts, ex, f, taken)
                 flow[f, x.HEARD_AT] = step
             due = flow[f, x.HEARD_AT] + ex.cfg[x.TIMEOUT_STEPS]
             _await(cfg, ex, ex.timers, x.TIMER, f, due)
@@ -216,7 +268,9 @@ def split_note(ex, node, front, size, whole):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def receive(cfg, ex, flow_i, segments, port, f, node, slot, size, at_ns):  # type: ignore[no-untyped-def]
+def receive(  # type: ignore[no-untyped-def]
+    cfg, ex, queued, rate, ends, flow_u, flow_i, segments, port, f, node, slot, size, at_ns
+):
     """Bytes of a fragment that the receiver takes."""
     flow, note = ex.flow, ex.notes[node // k.NODE_SIZE]
     if ex.cfg[x.LOSSY] == 1 and ex.down[port] == 1:
@@ -232,16 +286,19 @@ def receive(cfg, ex, flow_i, segments, port, f, node, slot, size, at_ns):  # typ
         _rate.take_mark(ex, f, step * cfg[k.DT], back * cfg[k.DT])
     if ex.cfg[x.GO_BACK_N] == 0:
         return size
-    again = ex.cfg[x.LOSSY] == 0  # a real receiver tells of one gap once
     beyond = note[x.OFFSET] - flow_i[f, k.DELIVERED]
     taken = max(0, beyond + size) if beyond <= 0 else 0
     flow[f, x.DISCARDED] += size - taken
     if cfg[k.MODE] != k.STATIC:
         segments[f, slot, 0] -= size - taken  # nothing of its path is under way any more
     if taken > 0:
-        flow[f, x.TOLD] = 0
         flow[f, x.HEARD_AT] = step + back
-    elif beyond > 0 and (flow[f, x.TOLD] == 0 or (again and step >= flow[f, x.TOLD])):
+    if ex.cfg[x.LOSSY] == 0:
+        if taken == 0 and beyond > 0:
+            _tell_refused(cfg, ex, queued, rate, ends, flow_u, flow_i, f)
+    elif taken > 0:
+        flow[f, x.TOLD] = 0
+    elif beyond > 0 and flow[f, x.TOLD] == 0:
         flow[f, x.TOLD] = max(1, step + 2 * back)
         if flow[f, x.LOST] == 0:
             flow[f, x.LOST] = size

@@ -46,12 +46,14 @@ from xtune.sim._layout import (
     LEAVES,
     LEVEL,
     LEVEL_GAIN,
+    MAX_RATE,
     MODE,
     MOST_BANDS,
     MOVED_AT,
     MOVES,
     MOVES_PER_MS,
     NIL,
+    PACKET,
     PAIRS,
     PATH,
     PEAK,
@@ -292,8 +294,9 @@ def _switch(  # type: ignore[no-untyped-def]
     on one a new one at once.
     """
     now, path = cfg[STEP] * cfg[DT], np.int64(flow_u[f, PATH])
-    # What was sent last filled its step, at most.
-    begun, gap = flow_i[f, UNITS] > 0, now - flow_i[f, ASKED] - cfg[DT]
+    # From packet to packet; what was sent last filled its step, at most.
+    begun = flow_i[f, UNITS] > 0
+    gap = now - flow_i[f, ASKED] - cfg[DT] + cfg[PACKET] * cfg[DT] // cfg[MAX_RATE]
     flow_i[f, ASKED] = now
     cut = begun and len(down) > 1 and _cut_off(cfg, ends, flow_u, links, route, down, f, path)
     if begun and not cut and (gap < cfg[GAP] or draw(rng, 2) == 0):

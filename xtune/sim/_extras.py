@@ -28,7 +28,9 @@ NONE = -1  # no flow, no step
     FAIR, PROPORTION, STEADY, FAST_SHARE, CUT, LEAST_LEFT, AVERAGE, REAL_SIZE,
 ) = range(19)  # fmt: skip
 # flow: int64 columns. SENT counts all bytes that left; OWED those to be sent again, ahead of new
-# ones. LOST waits for its notice, LATER for the one after it. Links of lists: NOTICE, TIMER.
+# ones. LOST waits for its notice, LATER for the one after it. Where nothing is lost but receivers
+# refuse bytes: what the first and the last refusal under way say was taken, and one; TOLD when the
+# last is heard. Links of lists: NOTICE, TIMER.
 (
     SENT, RESENT, OWED, FURTHEST, DROPPED, DISCARDED, LOST, LATER, TOLD, HEARD_AT, ARMED, BACK,
     NOTICE, TIMER, CNP_DUE, CNP_SENT, ALPHA_AT, RISE_AT, TIME_STAGE, BYTE_STAGE, COUNTED, SEEN_AT,

@@ -77,6 +77,7 @@ def fill_extras(
         flow[:, column] = x.NONE
     flow[:, x.CNP_SENT] = -cfg[x.CNP_NS]
     back = int(flow[:, x.BACK].max())
+    waits = _longest_wait(state, pfc, far) if in_order and not cfg[x.LOSSY] else 0
     window = _windows(state, rate_control)
     slots = max(int(window[:, x.ACK_STEPS].max()), 2 * back) + 2
     pace = np.zeros((n, x.PACE_SIZE))
@@ -97,7 +98,7 @@ def fill_extras(
         window=window,
         acks=np.zeros((len(window), slots, 3, x.ACK_SIZE)),
         notes=np.zeros((len(state.nodes) // k.NODE_SIZE, x.NOTE_SIZE), dtype=np.int64),
-        notices=np.full(2 * back + 2, x.NONE, dtype=np.int64),
+        notices=np.full(2 * back + 2 + waits, x.NONE, dtype=np.int64),
         timers=np.full(int(cfg[x.TIMEOUT_STEPS]) + back + 2, x.NONE, dtype=np.int64),
         changes=rate_changes(faults, state.rate, state.dt_ns),
         health=np.zeros((between, x.HEALTH_SIZE), dtype=np.int64),
@@ -105,6 +106,12 @@ def fill_extras(
         shares=np.full((rows, lanes * between), np.nan),
         lost=np.zeros((rows, between), dtype=np.uint8),
     )
+
+
+def _longest_wait(state: State, pfc: Backpressure, far: I64) -> int:
+    """Steps that full queues of a way back between switches hold a refusal, at most."""
+    most = int(np.bincount(far).max()) * pfc.xoff_bytes  # by a switch's inputs, all of one port
+    return math.ceil(3 * most / int(state.rate[state.rate > 0].min()))
 
 
 def _check(state: State, pfc: Backpressure, shared: SharedBuffer | None, in_order: bool) -> None:

@@ -270,8 +270,9 @@ def _compile(stamp: int, by_table: bool, extras: bool) -> Callable[..., int]:
                                 if extras:
                                     slot = np.int64((tag >> SLOT_AT) & SLOT_MASK)
                                     size = receive(
-                                        cfg, ex, flow_i, segments, p, f, moved, slot, size, at_ns
-                                    )
+                                        cfg, ex, queued, rate, ends, flow_u, flow_i, segments,
+                                        p, f, moved, slot, size, at_ns,
+                                    )  # fmt: skip
                                     if size == 0:
                                         continue
                                 flow_i[f, DELIVERED] += size
