@@ -13,24 +13,23 @@ from xtune.sim.fabric import PACKET_BYTES, Backpressure, LeafSpine
 from xtune.sim.flows import build_flows
 from xtune.sim.phase import run_phase
 
+FABRIC = LeafSpine(8, 2, 2)
 SWITCH = Routing(mode="switch_adaptive", flowlet_gap_ns=2_000)
 
 
 def refusing(dt_ns: int = 250) -> State:
     """A flow from below one leaf to another, whose receiver refuses what comes too early."""
-    fabric = LeafSpine(8, 2, 2)
     return State(
-        fabric, build_flows([0], [4], 4_000_000), routing=SWITCH, dt_ns=dt_ns, seed=0,
+        FABRIC, build_flows([0], [4], 4_000_000), routing=SWITCH, dt_ns=dt_ns, seed=0,
         pfc=Backpressure(), limit_ns=10**8, in_order=True,
     )  # fmt: skip
 
 
 def test_a_moved_flow_is_sent_again() -> None:
-    fabric = LeafSpine(8, 2, 2)
     flows = build_flows([0, 1, 2], [4, 5, 6], 20_000_000)
     again = 0
     for seed in range(10):
-        result = run_phase(fabric, flows, routing=SWITCH, seed=seed, in_order=True)
+        result = run_phase(FABRIC, flows, routing=SWITCH, seed=seed, in_order=True)
         assert result.finished
         sent = result.sent_bytes.sum()
         whole = result.delivered_bytes.sum() + result.discarded_bytes + result.in_fabric_bytes
@@ -51,7 +50,7 @@ def refuse(state: State, step: int, taken: int) -> None:
 
 def test_a_refusal_stands_in_the_queues_of_its_way_back() -> None:
     state = refusing()
-    fabric, ex = state.fabric, state.extras
+    fabric, ex = FABRIC, state.extras
     back = int(ex.flow[0, x.BACK])
     assert back == 4 * 500 // 250
     refuse(state, 100, 0)

@@ -131,7 +131,7 @@ def _ring_steps(fabric: LeafSpine) -> Flows:
 WORKLOADS: dict[str, tuple[Callable[[LeafSpine], Flows], int]] = {
     "perm": (reference_permutation, 500),
     "ringflow": (_ring, 500),
-    "ringsteps": (_ring_steps, 20),
+    "ringsteps": (_ring_steps, 10),
     "hd": (halving_doubling, 50),
     "a2a": (all_to_all, 500),
 }
