@@ -144,15 +144,18 @@ class ChoiceTable:
         to = used.copy()
         dead, gone = primary == math.inf, other == math.inf
         lost = dead & ((used < 0) | gone)
-        to[lost] = self._best_of(rows[lost], worth)
+        to[lost], _ = self._cold_of(rows[lost], worth, thresholds[2])
+        warm = np.flatnonzero(lost & (to < 0))
+        to[warm] = self._best_of(rows[warm], worth)
         left = ~dead & gone
         to[left] = -1
         warned = np.flatnonzero(left & (primary >= thresholds[0]))
         to[warned], _ = self._cold_of(rows[warned], worth, thresholds[2])
-        # While the primary is blacklisted, the path in use is left as a primary would be.
+        # While the primary is blacklisted, the path in use is left as a primary would be, and also
+        # where it is no longer known.
         moved_in = dead & ~lost
         home, away = np.where(moved_in, used, -1), np.where(moved_in, -1, used)
-        primary = np.where(moved_in, other, primary)
+        primary = np.where(moved_in, np.where(known, other, math.inf), primary)
         other[moved_in], known[moved_in] = np.nan, True
         clear = (away < 0) & ~(primary >= thresholds[0])  # what is above is stale
         rest = np.flatnonzero(~lost & ~left & ~clear)
@@ -218,12 +221,13 @@ class ChoiceTable:
 
     def _best_of(self, rows: Ints, worth: Floats) -> Ints:
         found, least = np.full(len(rows), -1), np.full(len(rows), math.inf)
-        for path in range(self._path_links.shape[1]):
-            value, known = self._worst_of(rows, np.full(len(rows), path), worth)
-            rank = np.where(known & ~np.isnan(value), value, 2.0)
-            there = path < self._state[rows, PATHS]
-            better = there & (value != math.inf) & (rank < least)
-            found[better], least[better] = path, rank[better]
+        every = np.repeat(np.arange(self._path_links.shape[1])[:, None], len(rows), axis=1)
+        for paths in (*self._orders[rows].T, *every):
+            value, known = self._worst_of(rows, paths, worth)
+            rank = np.where(known & ~np.isnan(value), value, math.inf)
+            there = (paths >= 0) & (paths < self._state[rows, PATHS])
+            better = there & (value != math.inf) & ((rank < least) | (found < 0))
+            found[better], least[better] = paths[better], rank[better]
         return found
 
 
@@ -267,15 +271,18 @@ def _worst(worth, seen, links, oldest):  # type: ignore[no-untyped-def]
 
 
 def _best_of(worst: Callable[..., Any]) -> Callable[..., Any]:
-    def best(worth, seen, paths, count, oldest):  # type: ignore[no-untyped-def]
+    def best(worth, seen, paths, order, count, oldest):  # type: ignore[no-untyped-def]
         """The usable path with the least occupancy, unknown ones last; -1 if none is usable."""
         found, least = -1, math.inf
-        for path in range(count):
+        for at in range(len(order) + count):
+            path = order[at] if at < len(order) else at - len(order)
+            if path < 0:
+                continue
             value, known = worst(worth, seen, paths[path], oldest)
             if value == math.inf:
                 continue
-            rank = value if known and value == value else 2.0
-            if rank < least:
+            rank = value if known and value == value else math.inf
+            if rank < least or found < 0:
                 found, least = path, rank
         return found
 
@@ -330,7 +337,9 @@ def _loop(
                 other, known = worst(worth, seen, paths[row, used], oldest)
             to, forced = used, True
             if primary == math.inf and (used < 0 or other == math.inf):
-                to = best(worth, seen, paths[row], state[row, PATHS], oldest)
+                to, _ = cold_of(worth, seen, paths[row], orders[row], oldest, cold, coldest)
+                if to < 0:
+                    to = best(worth, seen, paths[row], orders[row], state[row, PATHS], oldest)
             elif primary != math.inf and other == math.inf:
                 to = -1
                 if primary >= enter:
@@ -338,7 +347,8 @@ def _loop(
             else:
                 forced, home, away = False, -1, used
                 if primary == math.inf:  # what is in use is left as a primary would be
-                    home, primary, away, other, known = used, other, -1, math.nan, True
+                    home, primary = used, other if known else math.inf
+                    away, other, known = -1, math.nan, True
                 on_alternative = away >= 0
                 if not on_alternative and not primary >= enter:
                     chosen[row] = home

@@ -79,8 +79,8 @@ class Pair:
         ):
             self.warned_ns, self.warned_worth = now_ns, worth
         slots = 1 + hash31(key, self.moves) % _SLOTS
-        if 0 <= self.warned_ns - self.begun_ns < hold_ns:  # then it has not moved yet
-            slots = 0
+        if not self.moves and 0 <= self.warned_ns - self.begun_ns < hold_ns:
+            slots = 0  # not for who left a dead path, since others did so with it
         return now_ns - self.warned_ns < slots * slot_ns
 
     @property

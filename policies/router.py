@@ -283,21 +283,23 @@ class Router:
         reserve = self.bus.compression.reserve
         enter = routing.enter_occupancy - reserve
         cold = routing.cold_occupancy - reserve
-        home, away, other, known = pair.primary, pair.alternative, NAN, True
+        home, away, other, known, blind = pair.primary, pair.alternative, NAN, True, False
         worth, _ = self._worst(paths.links[home], now_ns)
         if away >= 0:
             other, known = self._worst(paths.links[away], now_ns)
         if worth == DEAD:
             if away < 0 or other == DEAD:
-                return self._without_primary(flow, state, pair, now_ns)
-            # While the primary is blacklisted, the path in use is left as a primary would be.
+                return self._without_primary(flow, state, pair, cold, now_ns)
+            # While the primary is blacklisted, the path in use is left as a primary would be,
+            # and also where it is no longer known: there is none to go back to.
+            blind = not known
             home, worth, away, other, known = away, other, -1, NAN, True
         elif other == DEAD:
             to = self._cold(state, pair, cold, now_ns)[0] if worth >= enter else -1
             self._move(flow, pair, to, now_ns, "alternative blacklisted", free=True)
             return self._taken(state, pair.path, now_ns)
         on_alternative = away >= 0
-        if not on_alternative and not worth >= enter:
+        if not on_alternative and not (worth >= enter or blind):
             # Also where nothing is known: the common case, so the first.
             pair.warned_ns = None
             self._took(paths, worth)
@@ -312,36 +314,35 @@ class Router:
             self._took(paths, worth)
             return home
         use = choose_binary(
-            worth,
-            other if known else NAN,
-            on_alternative,
-            enter,
-            routing.exit_occupancy - reserve,
-            cold,
-            since,
-            routing.hold_ns,
-            budget,
-        )
+            DEAD if blind else worth, other if known else NAN, on_alternative, enter,
+            routing.exit_occupancy - reserve, cold, since, routing.hold_ns, budget,
+        )  # fmt: skip
         if use == on_alternative:
             pair.warned_ns = None
         elif routing.yield_ns and pair.yields(
-            flow_key(flow),
-            now_ns,
-            other if on_alternative else worth,
-            routing.yield_ns,
+            flow_key(flow), now_ns, other if on_alternative else worth, routing.yield_ns,
             routing.hold_ns,
-        ):
+        ):  # fmt: skip
             use = on_alternative
         else:
             left = "primary" if home == pair.primary else "alternative"
-            reason = f"{left} warned" if use else "back on the primary"
+            why = "unknown" if blind else "warned"
+            reason = f"{left} {why}" if use else "back on the primary"
             self._move(flow, pair, away if use else -1, now_ns, reason)
         self._took(paths, other if use else worth)
         return away if use else home
 
-    def _without_primary(self, flow: Flow, state: FlowState, pair: Pair, now_ns: int) -> int:
-        """The best path where both of the pair are blacklisted; the primary where all are."""
-        best = self._best(state.paths, now_ns)
+    def _without_primary(
+        self, flow: Flow, state: FlowState, pair: Pair, cold: float, now_ns: int
+    ) -> int:
+        """The path where both of the pair are blacklisted; the primary where all are.
+
+        A cold one, as where the primary is warned: were all to take the best one, all flows that
+        a dead link throws out would meet on it.
+        """
+        best, _ = self._cold(state, pair, cold, now_ns)
+        if best < 0:
+            best = self._best(state.paths, pair, now_ns)
         if best != pair.alternative:
             reason = "primary blacklisted" if best >= 0 else "all paths blacklisted"
             self._move(flow, pair, best, now_ns, reason, free=True)
@@ -366,15 +367,18 @@ class Router:
                     break
         return found, least if found >= 0 else NAN
 
-    def _best(self, paths: PathSet, now_ns: int) -> int:
-        """The usable path with the least occupancy, unknown ones last; -1 if none is usable."""
+    def _best(self, paths: PathSet, pair: Pair, now_ns: int) -> int:
+        """The usable path with the least occupancy, unknown ones last; -1 if none is usable.
+
+        Of several the first in the pair's order, which differs between flows.
+        """
         found, least = -1, math.inf
-        for index, links in enumerate(paths.links):
-            worth, known = self._worst(links, now_ns)
+        for index in (pair.primary, *pair.candidates, *range(len(paths.links))):
+            worth, known = self._worst(paths.links[index], now_ns)
             if worth == DEAD:
                 continue
-            rank = worth if known and worth == worth else 2.0 * FULL
-            if rank < least:
+            rank = worth if known and worth == worth else math.inf
+            if rank < least or found < 0:
                 found, least = index, rank
         return found
 
@@ -406,7 +410,7 @@ class Router:
             index = equal[(state.hash + unit + turn) % len(equal)]
             if self._worst(state.paths.links[index], now_ns)[0] != DEAD:
                 return self._taken(state, index, now_ns)
-        return self._taken(state, max(0, self._best(state.paths, now_ns)), now_ns)
+        return self._fallback(state, now_ns)
 
     def _power_of_two(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
         """The emptier of two random shortest paths (Mitzenmacher, 2001)."""
@@ -418,7 +422,7 @@ class Router:
         links = state.paths.links
         first, second = self._worst(links[one], now_ns)[0], self._worst(links[two], now_ns)[0]
         if first == DEAD and second == DEAD:
-            return self._taken(state, max(0, self._best(state.paths, now_ns)), now_ns)
+            return self._fallback(state, now_ns)
         return self._taken(state, two if second < first or first == DEAD else one, now_ns)
 
     def _flowlet(self, flow: Flow, state: FlowState, unit: int, now_ns: int) -> int:
@@ -432,7 +436,7 @@ class Router:
         now_on = best = pair.path
         least, known = self._worst(paths.links[now_on], now_ns)
         if least == DEAD:
-            usable = self._best(paths, now_ns)
+            usable = self._best(paths, pair, now_ns)
             best = now_on if usable < 0 else usable
         elif known and (unit == 0 or not 0 <= gap_ns < self._routing.flowlet_gap_ns):
             for index in turned(paths.equal, state.hash):
@@ -443,6 +447,11 @@ class Router:
             why = "path blacklisted" if least == DEAD else "less loaded"
             self._move(flow, pair, -1 if best == pair.primary else best, now_ns, why)
         return self._taken(state, best, now_ns)
+
+    def _fallback(self, state: FlowState, now_ns: int) -> int:
+        """For baselines without a pair in use: the best path, the first where all are dead."""
+        pair = state.pairs[state.hash % len(state.pairs)]
+        return self._taken(state, max(0, self._best(state.paths, pair, now_ns)), now_ns)
 
     def _taken(self, state: FlowState, index: int, now_ns: int) -> int:
         self._took(state.paths, self._worst(state.paths.links[index], now_ns)[0])

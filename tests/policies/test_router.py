@@ -131,9 +131,10 @@ def lose(made: Router, *links: str, at_ns: int) -> None:
 
 
 def test_what_stands_for_a_dead_primary_is_left_as_a_primary_is() -> None:
-    made = router(up1=0.1, mid=0.2)
+    made = router(up1=0.1, mid=0.4)
     lose(made, "up0", at_ns=1)
-    assert made.choose(FLOW, at_ns=2) == 1  # the best
+    assert made.choose(FLOW, at_ns=2) == 1  # the cold one
+    made.observe("mid", occupancy=0.2, at_ns=3)
     made.observe("up1", occupancy=0.69, at_ns=3)
     assert made.choose(FLOW, at_ns=4) == 1  # not warned
     made.observe("up1", occupancy=0.7, at_ns=5)

@@ -29,7 +29,9 @@ EVENTS = st.lists(
 
 CLEAR = [(link, 0.1, False, 0, 1) for link in LINKS]
 # A dead primary, and what stands for it fills; a warned primary, and its alternative dies.
-FILLS = [*CLEAR, ("up0", None, True, 0, 3), ("up1", 1.0, False, 0, 1), ("up0", 0.1, False, 0, 5)]
+FILLS = [*CLEAR, ("up0", None, True, 0, 3), ("mid", 1.0, False, 0, 1), ("up0", 0.1, False, 0, 5)]
+# A dead primary, of what stands for it nothing is known, and another path turns out to be cold.
+BLIND = [("up0", None, True, 0, 3), ("up1", 0.1, False, 0, 1), ("down1", 0.1, False, 0, 1)]
 DIES = [*CLEAR, ("up0", 0.9, False, 0, 1), ("mid", None, True, 0, 3), ("mid", 0.1, False, 0, 5)]
 
 
@@ -99,10 +101,12 @@ class Model:
         self.forget(now_ns)
         if not self.alive(0):
             if self.on == 0 or not self.alive(self.on):
-                usable = [path for path in (0, 1, 2) if self.alive(path)]
-                rank = {p: self.worst(p) if self.known(p) else 2.0 for p in usable}
-                self.on = min(usable, key=lambda p: rank[p] or 0.0, default=0)
-            elif self.warned(self.on) and now_ns - self.moved_ns >= self.hold_ns:
+                usable = [path for path in (2, 1) if self.alive(path)]
+                rank = {p: (self.worst(p) or 0.0) if self.known(p) else 99.0 for p in usable}
+                self.on = self.first_cold() or min(usable, key=rank.__getitem__, default=0)
+            elif now_ns - self.moved_ns >= self.hold_ns and (
+                self.warned(self.on) or not self.known(self.on)
+            ):
                 self.go(self.first_cold() or self.on, now_ns)
             return self.on
         if self.on and not self.alive(self.on):
@@ -129,6 +133,7 @@ class Model:
 @given(events=EVENTS)
 @example(events=FILLS)
 @example(events=DIES)
+@example(events=BLIND)
 def test_the_router_does_what_the_model_does(
     events: list[tuple[str, float | None, bool, int, int]],
 ) -> None:

@@ -59,17 +59,22 @@ def test_who_came_last_moves_at_once_and_the_others_in_their_slots() -> None:
     assert leaving(late, HOLD_NS, HOLD_NS + 20 * MS, HOLD_NS + 10 * SLOT_NS) == HOLD_NS + 20 * MS
 
 
-def test_flows_that_a_dead_primary_sent_to_one_path_leave_it_in_their_slots() -> None:
+@pytest.mark.parametrize("warned_ns", [HOLD_NS, HOLD_NS // 2])
+def test_flows_that_a_dead_primary_sent_to_one_path_leave_it_in_their_slots(
+    warned_ns: int,
+) -> None:
+    """Also those that began a moment ago: they came to that path all at once."""
     waits = set()
     for i in range(20):
         flow, paths = (f"host{i}", "far", 0), [["one"], ["two"], ["three"]]
         router = Router({flow[:2]: paths}, a_policy(), clock=lambda: 0)
-        for at_ns in range(0, HOLD_NS + 4 * SLOT_NS, MS):
+        for at_ns in range(0, warned_ns + 4 * SLOT_NS, MS):
             router.observe("one", lost=True, at_ns=at_ns)
-            router.observe("two", occupancy=0.9 if at_ns >= HOLD_NS else 0.0, at_ns=at_ns)
-            router.observe("three", occupancy=0.1, at_ns=at_ns)
+            warned = at_ns >= warned_ns
+            router.observe("two", occupancy=0.9 if warned else 0.0, at_ns=at_ns)
+            router.observe("three", occupancy=0.1 if warned else 0.4, at_ns=at_ns)
             if router.choose(flow, at_ns=at_ns) == 2:
-                waits.add((at_ns - HOLD_NS) / SLOT_NS)
+                waits.add((at_ns - warned_ns) / SLOT_NS)
                 break
     assert waits == {1.0, 2.0, 3.0}
 
