@@ -97,6 +97,22 @@ def test_a_worth_below_zero_is_less_than_zero_to_both_forms(compiled: bool) -> N
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "numba"])
+def test_a_dead_primary_is_left_for_whatever_lives(compiled: bool) -> None:
+    """Far beyond full before unknown, and beyond the alternatives that are looked at first."""
+    if compiled:
+        pytest.importorskip("numba")
+    routing = Routing(pairs=1)
+    paths = PathSet(0, [(link,) for link in range(12)])
+    rows = [(paths, pair) for pair in FlowState(0, paths, routing, 0).pairs]
+    for lives, told, expected in (((3, 7), 40.0, 7), ((11,), math.nan, 11), ((), 0.0, 0)):
+        worth = np.full(12, math.inf)
+        worth[list(lives)] = math.nan
+        worth[list(lives)[-1:]] = told
+        table = ChoiceTable(rows, routing, compiled=compiled)
+        assert table.choose(worth, np.zeros(12, np.int64), 0).tolist() == [expected]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "numba"])
 def test_a_table_of_no_rows_needs_no_links(compiled: bool) -> None:
     table = ChoiceTable([], Routing(pairs=1), compiled=compiled)
     assert table.choose(np.zeros(0), np.zeros(0, np.int64), 0).shape == (0,)

@@ -69,6 +69,22 @@ def test_a_path_far_beyond_full_is_still_taken_before_an_unknown_one() -> None:
     assert set(taken(router, 1)) == {1}
 
 
+def test_a_path_beyond_the_alternatives_is_found() -> None:
+    router = a_router(paths=[[f"p{i}"] for i in range(12)])
+    lose(router, *(f"p{i}" for i in range(11)), at_ns=0)
+    assert set(taken(router, 1)) == {11}
+
+
+def test_power_of_two_parts_where_both_draws_are_dead() -> None:
+    """Over the two paths that live; by draws alone each has nearly a quarter of the flows."""
+    router = a_router(replace(PLAIN, mode="power_of_two", pairs=2))
+    tell(router, 0, p0=0.1, p1=0.1)
+    lose(router, *(f"p{i}" for i in range(2, 8)), at_ns=1)
+    counts = Counter(router.choose(("a", "b", i), at_ns=2) for i in range(256))
+    # 4.5 standard deviations either side of a half; one for all would have three quarters.
+    assert sorted(counts) == [0, 1] and max(counts.values()) <= 164
+
+
 @pytest.mark.parametrize("mode", ["spray", "power_of_two", "flowlet"])
 def test_baselines_part_over_the_detours_where_all_shortest_paths_are_dead(mode: str) -> None:
     detours = [[f"d{i}", f"e{i}"] for i in range(4)]
